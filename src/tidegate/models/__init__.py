@@ -1,7 +1,7 @@
-"""Models: the configured models, the provider formats, and the HTTP connections to the endpoints.
+"""Models: the configured models, the provider formats, and the HTTP connections to the models' endpoints.
 
-A conversation's request is encoded once and grows only at its end. Every call ends with a Message or a
-ModelFailed. Only credentials that the configuration names are used, and no credential appears in a message or a log.
+A conversation's request is encoded once and grows only at its end. Every call ends with a Message or a ModelFailed.
+Only credentials that the configuration names are used, and no credential appears in a message or a log.
 
 Other packages import from here, and from `tidegate.models.recording` to record or replay traffic:
 

@@ -16,7 +16,7 @@ from tidegate.values import Call, Frozen, Message, Prefix
 
 class EncodedPrefix(Frozen, frozen=True):
     """A session's frozen prefix in wire format: the system message (one JSON object, or empty) and the tool list (a
-    JSON array, or empty). `caller_tools` names the tools that the API caller runs."""
+    JSON array, or empty). `caller_tools` has the names of the tools that the API caller runs."""
 
     system: bytes = b""
     tools: bytes = b""
@@ -46,18 +46,18 @@ class Wire(Protocol):
         ...
 
     def encode(self, message: Message) -> bytes:
-        """A user's or a model's message: JSON objects joined by commas, or empty."""
+        """Encodes a user's or a model's message. Returns JSON objects joined by commas, or no bytes."""
         ...
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        """All tool results of one model step, in the order of its calls, with their media."""
+        """Encodes all tool results of one model step, in the order of its calls, with their media."""
         ...
 
     def encode_prefix(self, prefix: Prefix) -> EncodedPrefix: ...
 
     def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
-        """The complete body of a streaming request, in pieces to be sent one after the other. `history` holds encoded
-        messages in order; one entry may hold several messages, joined by commas."""
+        """Returns the complete body of a streaming request, in pieces to be sent in order. `history` has the encoded
+        messages in order. One entry may have several messages, joined by commas."""
         ...
 
 
@@ -81,7 +81,7 @@ class Model(Protocol):
 
     @property
     def token_estimate(self) -> TokenEstimate:
-        """The estimate of tokens per byte, learnt from the counts of the provider."""
+        """The estimate of tokens per byte, based on the provider's token counts."""
         ...
 
     @property
@@ -96,11 +96,11 @@ class Model(Protocol):
         on_text: Callable[[str], None],
         on_reset: Callable[[str, int], None],
     ) -> Message:
-        """One model step: the complete assistant message with finish, usage and model.
+        """Run one model step. Returns the complete assistant message with finish reason, usage and model.
 
         `on_text` receives the text as it arrives. `on_reset` withdraws everything received so far before a new attempt:
-        it receives the reason and the number of bytes, including reasoning and tool calls that were never shown.
-        Raises ModelFailed. Cancellation closes the stream at once.
+        it receives the reason and the number of bytes, including reasoning and tool calls that were never shown. Raises
+        ModelFailed. Cancellation closes the stream immediately.
         """
         ...
 

@@ -28,8 +28,9 @@ from tidegate.values import Frozen
 
 
 class ModelState(Frozen, frozen=True, omit_defaults=False):
-    """The state of a model: its keys and how many of them are in cooldown; the end and the reason of its own cooldown;
-    failed requests since the process started, by kind."""
+    """The state of a model. `keys` is the number of its keys, and `keys_resting` the number of those in cooldown.
+    `rests_until` and `rests_because` are the end and the reason of the model's own cooldown. `failures` counts failed
+    requests by kind since the process started."""
 
     keys: int = 0
     keys_resting: int = 0
@@ -59,7 +60,7 @@ class Models:
         self._models: dict[str, Model] = {}
         self._key_cooldowns = Cooldowns(self._retry_policy.clock)
         self.cooldowns = Cooldowns(self._retry_policy.clock)
-        """Cooldowns of models, by name."""
+        """The cooldowns of models, by the model's name."""
 
     async def __aenter__(self) -> Self:
         # A key may be in a file on a slow disk.
@@ -133,7 +134,8 @@ class Models:
         )
 
     def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:
-        """The value of a reference, if a header can carry it. It is added to `secrets`, so that it is redacted."""
+        """Returns the value of a reference. Raises Misconfigured if a header cannot contain the value. The value is
+        added to `secrets`, so that it is redacted."""
         secret = self._resolve(reference)
         text = secret.reveal()
         if not text or not text.isascii() or not text.isprintable():

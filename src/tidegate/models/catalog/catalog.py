@@ -1,8 +1,7 @@
 """The catalogue of known models (`catalog.toml`), with the settings of the configuration on top.
 
-The same name always has the same facts, whatever the order in the file: the most specific of all matching patterns
-wins. An unknown model gets safe defaults. The file is read once per start; only the facts of configured models are
-kept.
+The same name always has the same facts, whatever the order in the file: the most specific matching pattern wins. An
+unknown model gets safe defaults. The file is read once per start; only the facts of configured models are kept.
 """
 
 import re
@@ -23,7 +22,7 @@ CHAT_EFFORTS = ("low", "medium", "high")
 """The efforts that every endpoint of an OpenAI format accepts, if it accepts any."""
 
 ANTHROPIC_EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""Without "none", which switches thinking off: some models refuse it."""
+"""The efforts for Anthropic's API. They exclude "none", which switches thinking off, because some models refuse it."""
 
 _VENDOR = re.compile(r".*/")
 _DATE = re.compile(r"[-@]20\d\d-?[01]\d-?[0-3]\d$")
@@ -32,7 +31,8 @@ _LATEST = "-latest"
 
 
 class Family(Frozen, frozen=True, forbid_unknown_fields=True):
-    """A table of the file. The comment at the top of the file explains the keys."""
+    """One table of `catalog.toml`, which describes a family of models. The comment at the top of the file explains the
+    keys."""
 
     window: int
     thinking: Thinking
@@ -46,7 +46,7 @@ class Family(Frozen, frozen=True, forbid_unknown_fields=True):
 
 
 class Catalog:
-    """The families by the patterns of their models."""
+    """All families of models, by the patterns of their models' names."""
 
     def __init__(self, families: Mapping[str, Family]) -> None:
         self._families = {pattern: family for family in families.values() for pattern in family.models}
@@ -57,7 +57,7 @@ class Catalog:
         return cls(msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), dict[str, Family]))
 
     def facts_of(self, settings: ModelSettings) -> Facts:
-        """The facts of a model. Its settings take precedence over the catalogue."""
+        """Returns the facts of a model. The model's settings take precedence over the catalogue."""
         if settings.api == "demo":
             from tidegate.models.demo.model import FACTS  # loaded only when it is configured
 
@@ -90,7 +90,7 @@ class Catalog:
 
 
 def _candidates(name: str) -> Iterator[str]:
-    """Spellings of the name that the catalogue may have, from the longest to the shortest."""
+    """Yields the spellings of a name that the catalogue may contain, from the longest to the shortest."""
     tagged = _VENDOR.sub("", name.lower())
     bare = tagged.partition(":")[0]
     undated = _DATE.sub("", bare).removesuffix(_LATEST)
@@ -101,7 +101,8 @@ def _candidates(name: str) -> Iterator[str]:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Pattern matching without `fnmatch`, which would keep every compiled pattern in a cache."""
+    """Returns True if a name matches a pattern. `fnmatch` is not used, because it would keep every compiled pattern in
+    a cache."""
     head, *parts = pattern.split("*")
     if not parts:
         return name == head
@@ -126,7 +127,7 @@ def _output(window: int, family: Family | None) -> int:
 
 
 def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking, tuple[str, ...]]:
-    """How the effort of thinking is set for the model, and its levels. Models of other vendors use the levels of the
+    """Returns how the model's thinking effort is set, and its levels. Models of other vendors use the levels of the
     configured API."""
     anthropic = settings.api == "anthropic"
     thinking: Thinking = "adaptive" if anthropic else "effort"

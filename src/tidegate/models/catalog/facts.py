@@ -1,7 +1,7 @@
 """Facts about a model: its limits, abilities and prices.
 
 Plain values from the catalogue and the configuration, never guesses made at run time. Unknown facts have safe defaults:
-a small window, no pictures, no sounds, no price.
+a small window, no pictures, no audio, no price.
 """
 
 from typing import Literal
@@ -11,23 +11,23 @@ import msgspec
 from tidegate.values import Frozen, Usage
 
 UNKNOWN_WINDOW = 32_768
-"""The window that even small local models are usually run with, in tokens."""
+"""The context window of an unknown model, in tokens. Even small local models usually run with one of this size."""
 
 UNKNOWN_OUTPUT = 8_192
-"""The limit of an answer in tokens, for providers that require one."""
+"""The limit of an unknown model's answer in tokens, for providers that require a limit."""
 
 MOST_COST = 10**15
-"""The highest cost of one call, in billionths of a dollar. No real call costs more, and the store can sum thousands of
-them."""
+"""The highest cost of one call, in billionths of a dollar. No real call costs more, and the store can add up thousands
+of such amounts."""
 
 Thinking = Literal["none", "effort", "adaptive", "budget"]
-"""How the effort of thinking is set: not at all, by level, by level while the model decides when to think, or by a
-number of tokens."""
+"""The way in which thinking effort is set. `none`: it cannot be set. `effort`: by level. `adaptive`: by level, and the
+model decides when to think. `budget`: by a number of tokens."""
 
 
 class Prices(Frozen, frozen=True):
-    """Dollars per million tokens: input, output, input read from the cache, input written to it. In a request of more
-    than `long` tokens, prices are multiplied by `long_input` and `long_output`."""
+    """Prices in dollars per million tokens: of input, output, input read from the cache, and input written to the
+    cache. If a request has more than `long` tokens, the prices are multiplied by `long_input` and `long_output`."""
 
     input: float
     output: float
@@ -38,7 +38,8 @@ class Prices(Frozen, frozen=True):
     long_output: float = 1.0
 
     def cost(self, usage: Usage) -> int:
-        """The cost in billionths of a dollar. Without a cache price, cached tokens cost as much as new ones."""
+        """Returns the cost in billionths of a dollar. If there is no cache price, cached tokens cost as much as other
+        input."""
         fresh = max(0, usage.input - usage.cached - usage.written)
         cached = self.input if self.cached is None else self.cached
         written = self.input if self.written is None else self.written
@@ -50,8 +51,8 @@ class Prices(Frozen, frozen=True):
 
 
 class Facts(Frozen, frozen=True):
-    """`efforts` are the model's levels of thinking effort, in ascending order. They include "none" if thinking can be
-    switched off."""
+    """The facts of one model. `efforts` are its levels of thinking effort, in ascending order. They include "none" if
+    thinking can be switched off."""
 
     window: int = UNKNOWN_WINDOW
     output: int = UNKNOWN_OUTPUT
@@ -63,7 +64,7 @@ class Facts(Frozen, frozen=True):
     known: bool = False
     """True if the model is in the catalogue or described in the configuration."""
     thinking_unknown: bool = False
-    """Whether it is unknown how, or whether, the model thinks. Requests then set an effort only if the caller asked for
+    """True if it is unknown whether and how the model thinks. Requests then set an effort only if the caller asked for
     one."""
 
     def takes(self, media_type: str) -> bool:

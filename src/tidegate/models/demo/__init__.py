@@ -1,1 +1,1 @@
-"""The built-in demo model: `model.py` streams the replies that `script.py` chooses."""
+"""The built-in demo model. `script.py` chooses the replies, and `model.py` streams them."""

@@ -1,7 +1,7 @@
-"""The demo model: deterministic, in the process, without a key or a network.
+"""The demo model: a deterministic model inside the process that needs no key and no network.
 
-It receives the same bytes as a real model, streams in small pieces, lets other tasks run between them, and stops
-immediately when cancelled. Its replies say that it is the demo model. Nothing is held between calls.
+It receives the same bytes as a real model and streams in small pieces. Other tasks run between the pieces, and a
+cancelled call stops immediately. Its replies say that it is the demo model. Nothing is held between calls.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class DemoModel:
 
 
 async def _pieces(planned: DemoReply, most: int | None) -> AsyncIterator[str]:
-    """The reply word by word. `most` is the caller's limit; a word counts as a token."""
+    """Yields the reply word by word. `most` is the caller's limit of tokens; a word counts as one token."""
     if planned.count:
         for number in range(1, min(planned.count, planned.count if most is None else most) + 1):
             yield str(number) if number == 1 else f" {number}"

@@ -60,8 +60,8 @@ _KINDS: dict[str, ModelKind] = {
 
 
 class DemoReply(Frozen, frozen=True):
-    """A reply: text in pieces, then tool calls; or a failure. With `stumble`, the first half of the text is sent and
-    withdrawn before the complete answer."""
+    """A reply, which is either text and tool calls or a failure. With `stumble`, the first half of the text is sent and
+    withdrawn before the complete reply is sent."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -93,7 +93,7 @@ class _Part(msgspec.Struct):
 
     @property
     def given(self) -> str:
-        """A description of media, with its size; empty for text."""
+        """A description of the media in this part, with its size; empty for text."""
         if self.input_audio is not None:
             return f"a sound ({self.input_audio.format}, {_size(self.input_audio.data)} bytes)"
         if self.image_url is not None:
@@ -129,12 +129,12 @@ class _Message(msgspec.Struct):
 
     @property
     def given(self) -> list[str]:
-        """Descriptions of the pictures, sounds and documents in the message."""
+        """Descriptions of the pictures, audio and documents in the message."""
         return [part.given for part in self.content if part.given] if isinstance(self.content, list) else []
 
     @property
     def is_users(self) -> bool:
-        """True if a person sent the message. A message of only notes, perhaps with media after them, is from the
+        """True if a person sent the message. A message that contains only notes, perhaps followed by media, is from the
         gateway."""
         if self.role != "user" or self.text.strip():
             return self.role == "user"
@@ -156,7 +156,7 @@ read_request = msgspec.json.Decoder(DemoRequest).decode
 
 
 def _summary(request: DemoRequest) -> DemoReply | None:
-    """The reply to a summary request: the first words of each message."""
+    """Replies to a summary request with the first words of some messages."""
     if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -166,7 +166,8 @@ def _summary(request: DemoRequest) -> DemoReply | None:
 
 
 def _learnt(request: DemoRequest) -> DemoReply | None:
-    """The reply to the request for notes at the end of a conversation: the user's texts after `note:`."""
+    """Replies to the request for notes at the end of a conversation with the texts that the user wrote after
+    `note:`."""
     if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -211,7 +212,8 @@ def _tells_time(name: str) -> bool:
 
 
 def _tools(said: str, request: DemoRequest) -> DemoReply | None:
-    """The tool call for a request in plain words, or a reply that the tool is missing; None for other requests."""
+    """Returns the tool calls for a request in plain words, or a reply that the tool is missing. Returns None for other
+    requests."""
     made = sum(len(message.tool_calls) for message in request.messages)
     wanted: list[tuple[str, str]] = []
     if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):
@@ -251,7 +253,7 @@ def _tools(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _delegate(said: str, request: DemoRequest) -> DemoReply | None:
-    """`delegate to NAME: TASK`; several, separated by `;`, are delegated in one step."""
+    """Handles `delegate to NAME: TASK`. Several of these, separated by `;`, are delegated in one step."""
     tasks = [
         re.match(r"(?is)delegate to (\S+?):\s*(\S.*)$", part) for part in re.split(r"(?i);\s*(?=delegate to )", said)
     ]
@@ -270,7 +272,8 @@ def _delegate(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _remember(said: str, request: DemoRequest) -> DemoReply | None:
-    """`remember that WORDS`, `remember for everybody that WORDS`, `forget note N`, `what do you remember`."""
+    """Handles `remember that WORDS`, `remember for everybody that WORDS`, `forget note N` and `what do you
+    remember`."""
     if re.match(r"(?i)what do you remember\b", said):
         lines = [line for message in request.messages if message.role == "system" for line in message.text.split("\n")]
         noted = [line for line in lines if re.match(r"- \d+ \([^)]*\): ", line)]
@@ -289,7 +292,7 @@ def _remember(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _skill(said: str, request: DemoRequest) -> DemoReply | None:
-    """`use skill NAME`, and `use skill NAME file PATH`."""
+    """Handles `use skill NAME` and `use skill NAME file PATH`."""
     found = re.match(r"(?i)use (?:the )?skill ([a-z0-9-]+)(?: file (\S+))?[.!]?$", said)
     if found is None:
         return None
@@ -302,7 +305,7 @@ def _skill(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _lookup(said: str) -> tuple[str, str] | None:
-    """The tool call that answers a question about earlier messages."""
+    """Returns the tool call that answers a question about earlier messages, or None for other texts."""
     if re.match(r"(?i)what did I say first\W*$", said):
         return "context_expand", '{"first":1}'
     if found := re.match(r"(?i)what (?:was|were) messages? (\d{1,9})(?: to (\d{1,9}))?\W*$", said):
@@ -329,7 +332,7 @@ def _clock(said: str, request: DemoRequest) -> list[tuple[str, str]]:
 
 
 def _effects(said: str) -> DemoReply | None:
-    """Commands for trying out how the gateway behaves."""
+    """Handles the commands that demonstrate how the gateway behaves."""
     if found := re.match(r"(?i)say\s+(.+)", said, re.DOTALL):
         return DemoReply(text=found[1])
     if found := re.match(r"(?i)count to (\d{1,9})\W*$", said):
@@ -377,7 +380,7 @@ def _conversation(said: str, request: DemoRequest, asked: int) -> DemoReply:
 
 
 def _size(data: str) -> int:
-    """Decoded size of base64 data, in bytes."""
+    """Returns the decoded size of base64 data, in bytes."""
     return len(data) // 4 * 3 - data[-2:].count("=")
 
 

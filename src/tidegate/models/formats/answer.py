@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from tidegate.values import Message
 
 DEPTH = 64
-"""The deepest nesting of JSON that an endpoint expects back: ten times more than any of them sends. The decoder's own
-limit depends on the call stack, so a value near that limit might be stored and then be unreadable."""
+"""The maximum nesting of JSON that an endpoint expects back. It is ten times the deepest nesting that endpoints send.
+The limit of the decoder itself depends on the call stack, so a value near that limit might be stored and then be
+unreadable."""
 
 
 class BrokenAnswer(Exception):
-    """The stream is not a valid answer. `limit` names the bound that was exceeded, if any."""
+    """The stream is not a valid answer. `limit` is the name of the limit that was exceeded, if any."""
 
     def __init__(self, what: str, *, limit: str = "") -> None:
         super().__init__(what)
@@ -35,17 +36,17 @@ class IncomingAnswer(Protocol):
 
     @property
     def shown(self) -> bool:
-        """True if any of its text was passed to `on_text`."""
+        """True if any text of the answer was passed to `on_text`."""
         ...
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of text, reasoning and tool calls received so far, shown or not."""
+        """The number of bytes of text, reasoning and tool calls received so far, shown or not."""
         ...
 
     @property
     def done(self) -> bool:
-        """True if the end mark has arrived, so that nothing more follows."""
+        """True if the end mark has arrived, so that no data follows."""
         ...
 
     @property
@@ -54,11 +55,11 @@ class IncomingAnswer(Protocol):
         ...
 
     def feed(self, received: bytes) -> None:
-        """Parse received bytes and pass their text on in one piece."""
+        """Parse received bytes and pass on their text in one piece."""
         ...
 
     def end(self) -> None:
-        """The end of the stream."""
+        """Handle the end of the stream."""
         ...
 
     def whole(self, body: bytes) -> None:

@@ -1,8 +1,8 @@
 """Names and ids of tool calls, and names of participants, in forms that every provider accepts.
 
-Acceptable names and ids are unchanged. All others are mapped deterministically, and no two ids are mapped to the same
-one. Pure functions, except that `distinct_calls` makes random ids. Part of every wire format: raise the
-`version` of the formats when the output of a mapping changes.
+Acceptable names and ids are unchanged. All others are mapped deterministically, and different ids remain different.
+Pure functions, except that `distinct_calls` makes random ids. They are part of every wire format: raise the `version`
+of the formats when the output of a mapping changes.
 """
 
 import base64
@@ -28,17 +28,17 @@ _NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
 
 
 def call_name(given: str) -> str:
-    """The name in a model's tool call. The model may have invented it."""
+    """Returns an acceptable name for a tool call. The model may have invented the given name."""
     return _NOT_NAME.sub("_", given[:NAME_CHARACTERS]) or "_"
 
 
 def participant_name(given: str) -> str:
-    """A participant's name, from the caller's request."""
+    """Returns an acceptable form of a participant's name from the caller's request."""
     return _NOT_PARTICIPANT.sub("_", given[:NAME_CHARACTERS])
 
 
 def call_id(given: str, most: int) -> str:
-    """A call id of at most `most` characters, which must be at least 37."""
+    """Returns a call id of at most `most` characters; `most` must be at least 37."""
     if 0 < len(given) <= most:
         return given
     return "call_" + hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -56,8 +56,8 @@ def short_id(given: str) -> str:
 
 
 def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """The same calls, each with an id that is unique in the conversation. Some servers send no ids, or number the calls
-    of every answer from the start, and providers refuse a request in which an id occurs twice."""
+    """Returns the calls, each with an id that is unique in the conversation. Some servers send no ids or number the
+    calls of every answer from the start, but providers refuse a request in which an id occurs twice."""
     taken: set[str] = set()
     made: list[ToolCall] = []
     for call in calls:

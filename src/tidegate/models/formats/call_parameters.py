@@ -1,8 +1,8 @@
 """Parameters of a caller's request that several formats share: tool choice, response format, extras, reasoning effort.
 
-Any bytes are parsed to a value, or refused with a ModelFailed of kind `invalid` that says in one sentence what to
-change. Schemas are kept verbatim. A reasoning effort is mapped to one of the model's own levels: the nearest that does
-not exceed the requested one, or else the lowest. Pure functions; formats parse the caller's JSON only here.
+All input is either parsed to a value or refused with a ModelFailed of kind `invalid`, which explains in one sentence
+what to change. Schemas are kept verbatim. A reasoning effort is mapped to one of the model's own levels: the nearest
+that does not exceed the requested one, or else the lowest. Pure functions; formats parse the caller's JSON only here.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,16 @@ from tidegate.values import Call, Frozen
 
 _ABSENT = msgspec.Raw()
 _DEFAULTS = {"temperature": 1, "top_p": 1}
-"""OpenAI's defaults of fields whose default is not 0."""
+"""OpenAI's default values of the fields whose default is not 0."""
 _UNCHANGING = frozenset({"prediction", "prompt_cache_retention", "safety_identifier"})
-"""Extras that do not change the answer. They are dropped for formats that do not have them."""
+"""Extra fields that do not change the answer. They are dropped for formats that do not support them."""
 _RANKS = {"off": 0, "none": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6}
-"""Our names of reasoning efforts and the providers' on one scale; ours range from off to max."""
+"""The ranks of reasoning efforts, on one scale for our names and the providers' names. Our names range from off to
+max."""
 
 
 class ToolChoice(Frozen, frozen=True):
-    """Which tools the model may or must call. With kind `function` it must call `name`."""
+    """Determines which tools the model may or must call. With kind `function` it must call the tool `name`."""
 
     kind: Literal["none", "auto", "required", "function"]
     name: str = ""
@@ -69,7 +70,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def invalid(sentence: str, param: str) -> ModelFailed:
-    """The error for a field `param` of the caller's request that this model does not accept."""
+    """Returns the error for the field `param` of the caller's request, which this model does not accept."""
     return ModelFailed(sentence, kind="invalid", retryable=False, param=param)
 
 
@@ -81,8 +82,8 @@ def refuse_fields(call: Call, *fields: str) -> None:
 
 
 def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
-    """The provider-specific fields of a call. Refuses fields that the format does not have and that could change the
-    answer."""
+    """Returns the provider-specific fields of a call. Refuses fields that the format does not have and that could
+    change the answer."""
     extras = _decode_extras(call.extras) if call.extras else {}
     for field in extras:
         if field not in known and field not in _UNCHANGING:
@@ -91,7 +92,7 @@ def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
 
 
 def caller_identifier(call: Call) -> str:
-    """The caller's end user, from `safety_identifier` or the older `user`."""
+    """Returns the id of the caller's end user, from `safety_identifier` or the older `user`."""
     identifier = _decode_extras(call.extras).get("safety_identifier") if call.extras else None
     return msgspec.json.decode(identifier, type=str) if identifier else call.user or ""
 
@@ -135,16 +136,16 @@ def parse_response_format(response_format: bytes) -> OutputShape:
 
 
 def requested_effort(facts: Facts, reasoning: str | None) -> str | None:
-    """The effort to send; None to send none. An unknown model may not be able to think at all, so "off" sends nothing
-    instead of the model's lowest effort."""
+    """Returns the effort to send, or None to send none. An unknown model may not be able to think at all, so for "off"
+    nothing is sent, not even the model's lowest effort."""
     if reasoning is None or facts.thinking == "none" or (reasoning == "off" and facts.thinking_unknown):
         return None
     return nearest_effort(reasoning, facts.efforts)
 
 
 def nearest_effort(reasoning: str, efforts: Sequence[str]) -> str | None:
-    """The model's effort that is nearest to `reasoning` and does not exceed it, or its lowest; None if the model has
-    none. A name that is not on the scale is passed through."""
+    """Returns the highest effort of the model that does not exceed `reasoning`. Returns the model's lowest effort if
+    all of them exceed it, or None if the model has none. A name that is not on the scale is returned unchanged."""
     if reasoning not in _RANKS:
         return reasoning
     known = sorted((effort for effort in efforts if effort in _RANKS), key=_RANKS.__getitem__)
@@ -155,5 +156,6 @@ def nearest_effort(reasoning: str, efforts: Sequence[str]) -> str | None:
 
 
 def _present(raw: msgspec.Raw) -> msgspec.Raw:
-    """A copy, so that the request it was decoded from can be freed; empty for `null`."""
+    """Returns a copy, so that the request from which the value was decoded can be freed. The copy is empty for
+    `null`."""
     return _ABSENT if bytes(raw) in (b"", b"null") else msgspec.Raw(bytes(raw))

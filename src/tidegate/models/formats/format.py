@@ -1,6 +1,6 @@
 """Provider formats: the interface of a format, and the choice of one for a model.
 
-To add a format, write a package beside `openai` and `anthropic` with a class that satisfies `Format`, name its `api`
+To add a format, write a package next to `openai` and `anthropic` with a class that satisfies `Format`, name its `api`
 in `config/settings.py`, and return it from `format_for`. `openai/responses.py` and `openai/responses_answer.py` are a
 complete example: requests and answers of one API.
 
@@ -38,16 +38,16 @@ class Format(Protocol):
         ...
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """Headers with the key, and any others that the API requires."""
+        """Returns the headers with the key, and any others that the API requires."""
         ...
 
     def answer(self, limit: int, on_text: Callable[[str], None]) -> IncomingAnswer:
-        """A parser for one incoming answer of at most `limit` bytes."""
+        """Returns a parser for one incoming answer of at most `limit` bytes."""
         ...
 
 
 def format_for(settings: ModelSettings, facts: Facts) -> Format:
-    """The format of a model's API. Only configured formats are imported."""
+    """Returns the format for a model's API. Only the formats that the configuration uses are imported."""
     match settings.api:
         case "openai-responses":
             from tidegate.models.formats.openai.responses import OpenAIResponses

@@ -1,8 +1,8 @@
 """Repair of JSON from model endpoints.
 
 Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, the replacement character, so every string of an
-answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so only its counts are lost and not
-the answer. The time is linear in the size of the data. Intact data is returned unchanged.
+answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so that only its counts are lost;
+the answer remains usable. The time is linear in the size of the data. Intact data is returned unchanged.
 """
 
 import re
@@ -20,7 +20,7 @@ REPLACEMENT = "\ufffd"
 _ESCAPES = re.compile(
     rb"((?:\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
-"""Escaped backslashes and complete surrogate pairs (in the group), or half a pair."""
+"""Matches escaped backslashes and complete surrogate pairs (in the group), or half of a pair."""
 
 _USAGE = re.compile(rb'"usage"\s*:\s*')
 _SCALAR = re.compile(rb"[^][{},]*")
@@ -29,7 +29,7 @@ _UNREADABLE = b'"unreadable"'
 
 
 def repair_json(data: bytes) -> bytes:
-    """The same JSON, with U+FFFD in place of anything that a string cannot hold."""
+    """Returns the same JSON, with U+FFFD in place of anything that a string cannot contain."""
     if not data.isascii():
         try:
             data.decode()
@@ -42,7 +42,7 @@ def repair_json(data: bytes) -> bytes:
 
 
 def repair_json_text(text: str) -> str:
-    """`repair_json` for JSON inside a string, such as the arguments of a tool call."""
+    """Applies `repair_json` to JSON inside a string, such as the arguments of a tool call."""
     return repair_json(text.encode(errors="replace")).decode() if "\\ud" in text or "\\uD" in text else text
 
 
@@ -70,7 +70,7 @@ def _without_usage(data: bytes) -> bytes:
 
 
 def _end_of_value(data: bytes, start: int) -> int:
-    """The end of the value that starts here: after its last bracket, or before the next comma or bracket."""
+    """Returns the end of the value that starts here: after its last bracket, or before the next comma or bracket."""
     if data[start : start + 1] not in (b"{", b"["):
         scalar = _SCALAR.match(data, start)
         return scalar.end() if scalar else start

@@ -1,6 +1,7 @@
 """Text that the gateway adds to requests, and the encoding of media. Both are the same in every wire format.
 
-Pure functions. Part of every wire format: raise the `version` of the formats when a sentence changes.
+All functions are pure. The text is part of every wire format: raise the `version` of the formats when a sentence
+changes.
 """
 
 import base64
@@ -12,7 +13,7 @@ ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
 """Tells the model who wrote the text that follows."""
 
 UNNAMED = "document.pdf"
-"""The name of a document that was sent without one."""
+"""The name used for a document that was sent without a name."""
 
 SUMMARY_TASK = "You write the summary of one part of a conversation between a person and an agent."
 """The first sentence of the prompt for a summary."""
@@ -22,7 +23,8 @@ NOTES_TASK = "You write down what is worth remembering of a person after a conve
 
 
 def message_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
-    """The last part of a request body, in pieces: a list of messages. `before` opens the list."""
+    """Returns the last part of a request body, in pieces: a list of messages. `before` is the text that opens the
+    list."""
     pieces = [before]
     if system:
         pieces += (system, b",")
@@ -39,7 +41,7 @@ def aside(text: str) -> str:
 
 
 def described(media: Media) -> str:
-    """A short description of media, in parentheses."""
+    """Returns a short description of media, in parentheses."""
     if media.is_document:
         return f"({media.about})"
     if media.is_sound:
@@ -50,7 +52,7 @@ def described(media: Media) -> str:
 
 
 def media_placeholder(media: Media) -> str:
-    """The text that replaces media that the model does not accept."""
+    """Returns the text that replaces media that the model does not accept."""
     if media.is_document:
         return f"[A document {described(media)} stands here, which this model cannot read.]"
     if media.is_sound:
@@ -59,7 +61,7 @@ def media_placeholder(media: Media) -> str:
 
 
 def file_name(media: Media) -> str:
-    """The name of a document in a request. Formats that have a name require one."""
+    """Returns the name of a document in a request. Formats with a field for the name require a value."""
     return media.name or UNNAMED
 
 
@@ -70,12 +72,12 @@ def base64_data(media: Media) -> bytes:
 
 
 def data_url(media: Media) -> bytes:
-    """A data URL as a JSON string with its quotes; nothing in it needs escaping."""
+    """Returns a data URL as a JSON string with its quotes. The URL needs no escaping."""
     return b'"data:%b;base64,%b"' % (media.media_type.encode(), base64_data(media))
 
 
 def media_caption(results: Sequence[Message]) -> str:
-    """The text before the media of tool results, for formats that cannot have media in the results."""
+    """Returns the text before the media of tool results, for formats in which the results cannot contain media."""
     shown = [(result.name, media) for result in results for media in result.media]
     if not shown:
         return ""

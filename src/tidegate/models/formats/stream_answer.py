@@ -1,8 +1,9 @@
 """The base class of answers that arrive as a stream of events, for all formats.
 
-The result is bounded (bytes of text and arguments, number of calls, size of an event, bytes on the wire per byte of
-answer); otherwise BrokenAnswer gives the reason. Text is passed on in order, once per read from the network. Formats
-receive JSON in which every string is valid Unicode. An answer belongs to one attempt of one model step.
+The result is limited in bytes of text and arguments, number of calls, size of an event, and bytes on the wire per byte
+of the answer. If a limit is exceeded, BrokenAnswer says which. Text is passed on in order, once per read from the
+network. Formats receive JSON in which every string is valid Unicode. An answer belongs to one attempt of one model
+step.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ WIRE_FACTOR = 128
 
 
 class GrowingCall:
-    """A tool call while its arguments arrive. `index` is the provider's number for it, if it has one."""
+    """A tool call while its arguments arrive. `index` is the provider's number of the call, or None if it has none."""
 
     __slots__ = ("arguments", "id", "index", "name")
 
@@ -34,8 +35,8 @@ class GrowingCall:
 
 
 class AnswerSize:
-    """Counts the stored bytes of an answer, shown or not. It has no reference to the answer, so holding it does not
-    keep the answer, and with it a turn, in memory."""
+    """Counts the stored bytes of an answer, shown or not. It has no reference to the answer, so a reference to this
+    object does not keep the answer and its turn in memory."""
 
     __slots__ = ("_limit", "bytes")
 
@@ -50,8 +51,9 @@ class AnswerSize:
 
 
 class StreamedAnswer(ABC):
-    """`shown`: text was passed on. `done`: the end mark arrived. `refused`: the text is a refusal. A format implements
-    `event` for one event of a stream and `one_piece` for a complete body."""
+    """An answer that arrives as a stream. `shown` is true if text was passed on, `done` if the end mark arrived, and
+    `refused` if the text is a refusal. A format implements `event` for one event of a stream and `one_piece` for a
+    complete body."""
 
     __slots__ = (
         "_event_bytes",
@@ -76,7 +78,7 @@ class StreamedAnswer(ABC):
         self.count_bytes = AnswerSize(limit)
         self._wire = 0
         self._is_intact = True
-        """True if everything so far is plain ASCII without escapes, which needs no repair."""
+        """True if everything received so far is plain ASCII without escapes, which needs no repair."""
         self.text: list[str] = []
         self.calls: list[GrowingCall] = []
         self.done = False
@@ -96,7 +98,7 @@ class StreamedAnswer(ABC):
         """Parse a body that contains the complete answer. Raises BrokenAnswer if it contains none."""
 
     def feed(self, received: bytes) -> None:
-        """Parse received bytes and pass their text on in one piece."""
+        """Parse received bytes and pass on their text in one piece."""
         self._wire += len(received)
         if self._is_intact and (b"\\" in received or not received.isascii()):
             self._is_intact = False
@@ -110,7 +112,8 @@ class StreamedAnswer(ABC):
             self._take(events)
 
     def end(self) -> None:
-        """The end of the stream. Parses a last event that lacks its empty line, and ignores one that was cut off."""
+        """Handle the end of the stream. A last event that lacks its empty line is parsed; an event that was cut off is
+        ignored."""
         if not self.done and (events := self._events.finish()):
             try:
                 self._take(events)
@@ -170,13 +173,15 @@ class StreamedAnswer(ABC):
 
 
 def raw_value(raw: msgspec.Raw) -> bytes:
-    """A copy of a raw value, which is only a view of its event; empty if it is missing or null."""
+    """Returns a copy of a raw value, because the value itself is only a view of its event. The copy is empty if the
+    value is missing or null."""
     copied = bytes(raw)
     return b"" if copied == b"null" else copied
 
 
 def finish_reason_of(finish: str, *, calls: bool, refused: bool = False) -> str:
-    """The finish reason of a message, corrected by its content: calls, or a refusal that is marked as "stop"."""
+    """Returns the finish reason of a message. It is corrected if the message contains calls, or a refusal that was
+    marked as "stop"."""
     if refused and finish == "stop":
         return "content_filter"
     if calls and finish == "stop":

@@ -5,8 +5,8 @@ window and the counted bytes (sent for input, received for output). Parts of a c
 exceed the total are dropped. Estimated usage is marked as such, and implausible counts are logged, so one wrong figure
 neither fails an answer nor uses up a budget.
 
-Estimates need no tokenizer: they are learnt from the provider's earlier counts. Before the first count they use the
-rate of usual prose.
+Estimates need no tokenizer. They are based on the provider's earlier counts and, before the first count, on the rate of
+usual prose.
 """
 
 import json
@@ -22,25 +22,28 @@ if TYPE_CHECKING:
     from tidegate.models.interface import Model
 
 TOKENS = 10**9
-"""More tokens than any request or answer has. Larger numbers and values that are not numbers are replaced by this one,
-which is never plausible. The store can still sum many of them."""
+"""A number of tokens that no request or answer has. It replaces larger numbers and values that are not numbers, and is
+never plausible. The store can still add up many such values."""
 
 USAGE_BYTES = 16 * 1024
-"""The largest usage object that is decoded, in bytes: ten times the longest in use."""
+"""The largest usage object that is decoded, in bytes. It is ten times the size of the largest in use."""
 
 TOKENS_PER_BYTE = 0.25
-"""The rate of prose, code and JSON: tokenizers have 0.2 to 0.35 for these, so the first estimate is off by less than a
-third; in other scripts it can be off by half. After four counts a fifth of that error is left."""
+"""The initial estimate of tokens per byte. Tokenizers produce 0.2 to 0.35 for prose, code and JSON, so the first
+estimate is off by less than a third. In other scripts it can be off by half. After four counts a fifth of that error is
+left."""
 
 WEIGHT = 0.2
-"""Weight of a new count: about ten requests are enough to follow a change of language, and one odd request changes
-little. The first few counts weigh more, so that the initial assumption is replaced soon."""
+"""The weight of a new count. About ten requests are enough to follow a change of language, and one unusual request
+changes little. The first few counts have a higher weight, so that the initial estimate is replaced soon."""
 
 LEAST_BYTES = 512
-"""Smallest request to learn from: in a shorter one the provider's own framing is most of the count."""
+"""The smallest request to learn from, in bytes. In a shorter request, the provider's own framing makes up most of the
+count."""
 
 _BOUNDS = (1 / 16, 2.0)
-"""Least and most tokens per byte: a count outside this range does not describe the request."""
+"""The smallest and largest plausible number of tokens per byte. A count outside this range does not describe the
+request."""
 
 log = Log(__name__)
 
@@ -54,14 +57,14 @@ class ReportedUsage:
         self._fields: Any = _decode(raw)
 
     def update(self, other: "ReportedUsage") -> None:
-        """Apply the counts of a later report. Counts that it omits stay."""
+        """Apply the counts of a later report. Counts that are missing from it stay unchanged."""
         if isinstance(self._fields, dict) and isinstance(other._fields, dict):
             self._fields.update({name: value for name, value in other._fields.items() if value is not None})
         else:
             self._fields = other._fields
 
     def tokens(self, *path: str) -> int:
-        """The count at this path: 0 if it is missing, `TOKENS` if it is not a count."""
+        """Returns the count at this path. Returns 0 if it is missing, and `TOKENS` if the value is not a count."""
         value = self._fields
         for name in path:
             if value is None:
@@ -91,7 +94,7 @@ def _decode(raw: bytes) -> Any:
 
 
 def checked_usage(model: "Model", reported: Usage | None, *, asked: int, received: int) -> Usage:
-    """The usage that an answer is charged with. `asked` and `received` are the bytes of the request and the answer."""
+    """Returns the usage to charge for an answer. `asked` and `received` are the bytes of the request and the answer."""
     usage = reported or Usage()
     wrong: list[str] = []
 
@@ -132,8 +135,8 @@ def checked_usage(model: "Model", reported: Usage | None, *, asked: int, receive
 class TokenEstimate:
     """The tokens per byte of one configured model, learnt from the provider's counts.
 
-    The error of an estimate comes only from the difference between this text and the earlier requests. The mean of
-    tokens per byte is unbiased for mixed texts; a mean of bytes per token would promise space that is not there.
+    An estimate is wrong only to the extent that the text differs from earlier requests. The mean of tokens per byte is
+    unbiased for mixed texts; a mean of bytes per token would overestimate the space that is left.
     """
 
     __slots__ = ("_counts", "_tokens_per_byte")
@@ -143,11 +146,11 @@ class TokenEstimate:
         self._counts = 1  # the initial assumption counts as one
 
     def tokens(self, size: int) -> int:
-        """Tokens of a text of `size` bytes, rounded up."""
+        """Returns the estimated number of tokens in a text of `size` bytes, rounded up."""
         return math.ceil(size * self._tokens_per_byte)
 
     def size(self, tokens: int) -> int:
-        """Bytes of a text of `tokens` tokens."""
+        """Returns the estimated size in bytes of a text of `tokens` tokens."""
         return int(tokens / self._tokens_per_byte)
 
     def learn(self, size: int, tokens: int) -> None:

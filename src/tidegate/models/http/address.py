@@ -29,7 +29,7 @@ class EndpointAddress:
         self.shown = f"{parts.scheme}://{self._host}{parts.path}"
 
     def head(self, method: str, headers: Mapping[str, str]) -> bytes:
-        """The head of a request, up to the value of Content-Length."""
+        """Returns the head of a request, up to the value of Content-Length."""
         lines = [f"{method} {self._target} HTTP/1.1"]
         if "host" not in {name.lower() for name in headers}:
             lines.append(f"Host: {self._host}")

@@ -2,8 +2,8 @@
 
 All models share one bounded pool and one TLS context. Idle connections are closed when their keep-alive expires.
 Nothing is read from the environment (no proxies, no .netrc), no cookies are kept and no redirects are followed, so
-credentials are sent only where the configuration says. Clients owns the pool: it is opened on entering and closed, with
-every connection, on leaving.
+credentials are sent only where the configuration says. `Clients` owns the pool. The pool is opened on entering, and
+closed together with all its connections on leaving.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Origin(Frozen, frozen=True):
 
 
 class ClientStats(Frozen, frozen=True):
-    """Connections by state, waiting requests, memory of all connections, and leases by endpoint."""
+    """Statistics: connections by state, waiting requests, the memory of all connections, and leases by endpoint."""
 
     open: int = 0
     busy: int = 0
@@ -56,7 +56,7 @@ class ClientStats(Frozen, frozen=True):
 
 
 class Lease:
-    """One user of an endpoint. Releasing it twice counts once."""
+    """One user of an endpoint. Releasing it a second time has no effect."""
 
     __slots__ = ("_counts", "_held", "endpoint")
 
@@ -76,14 +76,16 @@ class Lease:
 
 
 class _Waiter(NamedTuple):
-    """A request that waits for a connection. The future gets a freed one, or None when a new one may be opened."""
+    """A request that waits for a connection. The future's result is a freed connection, or None if a new one may be
+    opened."""
 
     origin: Origin
     future: "asyncio.Future[EndpointConnection | None]"
 
 
 class Clients:
-    """Process lifetime. Only endpoints of the configuration are used, so the counts are bounded."""
+    """The pool of connections, which lives as long as the process. Only endpoints in the configuration are used, so the
+    number of counters is limited."""
 
     def __init__(
         self,
@@ -153,7 +155,8 @@ class Clients:
     # -- connections --
 
     def _take_idle(self, origin: Origin) -> EndpointConnection | None:
-        """The most recently used connection, so that the others expire when fewer are needed."""
+        """Returns the most recently used connection, so that the others expire when fewer are needed. Returns None if
+        no connection is idle."""
         group = self._idle.get(origin)
         if not group:
             return None
@@ -163,7 +166,7 @@ class Clients:
         return connection
 
     async def _obtain(self, origin: Origin, waits: Timeouts) -> EndpointConnection:
-        """A connection that was freed for this request, or a new one if the pool has space."""
+        """Returns a connection that was freed for this request, or a new one if the pool has space."""
         overtaken = False
         while not self._has_room(origin):
             try:
@@ -188,8 +191,8 @@ class Clients:
         return self._counts.total() < self._connections
 
     async def _wait_for_slot(self, origin: Origin, overtaken: bool) -> EndpointConnection | None:
-        """Wait for a freed connection, or for space for a new one (None). A request that was overtaken waits at the
-        front of the queue."""
+        """Wait for a freed connection. Returns None if there is space for a new one instead. A request that was
+        overtaken waits at the front of the queue."""
         waiter = _Waiter(origin, asyncio.get_running_loop().create_future())
         (self._waiting.appendleft if overtaken else self._waiting.append)(waiter)
         try:
@@ -207,7 +210,8 @@ class Clients:
                 self._waiting.remove(waiter)
 
     def _next(self) -> None:
-        """Wake the first waiter that can continue: a slot for one endpoint is of no use to a waiter for another."""
+        """Wake the first waiter that can continue. Other waiters are skipped, because a slot for one endpoint is of no
+        use to a waiter for another."""
         spare = self._counts.total() < self._connections or bool(self._idle)
         for waiter in self._waiting:
             if spare and self._counts[waiter.origin] < self._per_host:
@@ -290,7 +294,8 @@ class Clients:
         self._next()
 
     def _expire(self) -> None:
-        """Timer callback, scheduled while connections are idle: closes those whose keep-alive has expired."""
+        """Timer callback that closes connections whose keep-alive has expired. It is scheduled while connections are
+        idle."""
         assert self._loop is not None
         self._expiry = None
         late = self._loop.time() - self._keepalive
@@ -311,7 +316,7 @@ async def _ask(connection: EndpointConnection, head: bytes, body: Sequence[bytes
 
 
 async def _addresses(origin: Origin) -> Sequence[AddrInfoType]:
-    """The addresses of the origin's host. An IP address is used as it is, without a resolver thread."""
+    """Returns the addresses of the origin's host. An IP address is used unchanged, without a resolver thread."""
     stream, tcp = socket.SOCK_STREAM, socket.IPPROTO_TCP
     try:
         number = ip_address(origin.host)

@@ -1,9 +1,9 @@
-"""One HTTP/1.1 connection to a model's endpoint, for one request after another.
+"""An HTTP/1.1 connection to a model's endpoint, which is used for one request after another.
 
-There is one response at a time; bytes that belong to no response close the connection. A silence longer than the
-request's timeouts ends it; time during which nothing is read here does not count as silence. Only a bounded part of a
-body is buffered here, the rest waits in the socket. Closing a response that was not read to its end closes the
-connection. Every failure is a `ConnectionFailed`, which contains nothing of the request.
+There is one response at a time; bytes that belong to no response close the connection. If the endpoint sends nothing
+for longer than the request's timeouts, the request fails; the time during which the reader pauses does not count. Only
+a limited part of a body is buffered; the rest waits in the socket. Closing a response that was not read to its end
+closes the connection. Every failure is a `ConnectionFailed`, which contains no part of the request.
 
 The pool owns connections; a connection owns its transport and its timer.
 """
@@ -18,24 +18,27 @@ import httptools
 from tidegate.values import Frozen
 
 READ_AHEAD_BYTES = 64 * 1024
-"""Buffered bytes of a body that arrives faster than it is read."""
+"""The number of bytes that are buffered if a body arrives faster than it is read."""
 
 FRAME_BYTES = 64 * 1024
-"""Of headers, trailers and the like between bytes of a body: several times more than any endpoint sends."""
+"""The maximum number of bytes in headers, trailers and chunk framing between two parts of a body. It is several times
+more than any endpoint sends."""
 
 PIECE_BYTES = 64 * 1024
-"""Bytes of a long request that are written in one piece, so that the event loop is not blocked."""
+"""The number of bytes of a long request that are written in one piece. The limit keeps the event loop from being
+blocked."""
 
 WHOLE_BYTES = 256 * 1024
-"""Requests up to this size are written in one piece."""
+"""Requests up to this size, in bytes, are written in one piece."""
 
 Trouble = Literal["crowded", "unconnected", "late", "untrusted", "silent", "broken", "foreign"]
 
 
 class ConnectionFailed(Exception):
-    """`trouble` is the kind of failure: all connections were in use; none could be made, or not in time; TLS was
-    refused; nothing arrived for too long; the connection broke; the response is not the HTTP expected. `said` is the
-    message of the system or the parser."""
+    """A failed request. `trouble` is the kind of failure. `crowded`: all connections were in use. `unconnected` or
+    `late`: no connection could be made, or not in time. `untrusted`: TLS was refused. `silent`: nothing arrived for too
+    long. `broken`: the connection broke. `foreign`: the response is not the expected HTTP. `said` is the message of the
+    system or the parser."""
 
     def __init__(self, trouble: Trouble, said: str = "") -> None:
         super().__init__(said or trouble)
@@ -44,7 +47,7 @@ class ConnectionFailed(Exception):
 
 
 class Timeouts(Frozen, frozen=True):
-    """Seconds to wait for a connection, for the first byte of a body, and between bytes after that."""
+    """The seconds to wait for a connection, for the first byte of a body, and between later bytes."""
 
     connect: float
     first_byte: float
@@ -52,7 +55,8 @@ class Timeouts(Frozen, frozen=True):
 
 
 class Response:
-    """Read it to its end, then close it: the connection is reused. Closed earlier, it closes its connection."""
+    """A response to a request. Read it to its end, then close it, so that the connection can be reused. If it is closed
+    earlier, its connection is closed too."""
 
     __slots__ = ("_connection", "_failure", "_pieces", "_waiter", "complete", "headers", "held", "status")
 
@@ -63,11 +67,11 @@ class Response:
         self._failure: ConnectionFailed | None = None
         self.status = 0
         self.headers: dict[str, str] = {}
-        """Header values by lower-case name."""
+        """The header values by lower-case name."""
         self.held = 0
-        """Bytes that have arrived but are not read yet."""
+        """The number of bytes that have arrived but have not been read."""
         self.complete = False
-        """True if the whole response has arrived."""
+        """True if the complete response has arrived."""
 
     @property
     def content_type(self) -> str:
@@ -79,7 +83,8 @@ class Response:
             await self._more()
 
     async def read(self) -> bytes:
-        """The part of the body that arrived since the last read; waits for more if there is none, b"" at the end."""
+        """Returns the part of the body that arrived since the last read. If there is none, waits for more. Returns b""
+        at the end."""
         while not self._pieces:
             if self.complete:
                 return b""
@@ -121,7 +126,8 @@ class Response:
 
 
 class EndpointConnection(asyncio.Protocol):
-    """`free` is called whenever the connection can carry another request, `gone` once, when it no longer can."""
+    """A connection to an endpoint. `free` is called whenever the connection can carry another request. `gone` is called
+    once, when the connection can carry no more requests."""
 
     def __init__(
         self,
@@ -132,10 +138,10 @@ class EndpointConnection(asyncio.Protocol):
     ) -> None:
         self.loop = loop
         self.closed: asyncio.Future[None] = loop.create_future()
-        """Done when the socket is closed."""
+        """A future that is done when the socket is closed."""
         self.idle_since = 0.0
         self.has_received = False
-        """True if anything arrived in response to the last request."""
+        """True if any data arrived in response to the last request."""
         self._free = free
         self._gone = gone
         self._parser = httptools.HttpResponseParser(self)
@@ -157,7 +163,7 @@ class EndpointConnection(asyncio.Protocol):
 
     async def request(self, head: bytes, body: Sequence[bytes], waits: Timeouts) -> Response:
         """Send a request and return the response once its head has arrived. A long `body` is sent piece by piece and
-        never joined. A caller that is cancelled here must call `abort`."""
+        never joined. If the caller is cancelled during this call, it must call `abort`."""
         if self._transport is None or not self.usable:
             raise ConnectionFailed("broken")
         response = self._response = Response(self)
@@ -177,8 +183,8 @@ class EndpointConnection(asyncio.Protocol):
         return response
 
     async def _upload(self, transport: asyncio.Transport, head: bytes, body: Sequence[bytes]) -> bool:
-        """Write the request as fast as the server reads it, and stop once the server responds. Returns whether all of
-        it was sent."""
+        """Write the request as fast as the server reads it, and stop once the server responds. Returns True if the
+        complete request was sent."""
         transport.write(head)
         for piece in body:
             view = memoryview(piece)
@@ -191,7 +197,8 @@ class EndpointConnection(asyncio.Protocol):
         return True
 
     def finish(self, response: Response) -> None:
-        """The response is closed. The connection is reused only if both request and response are complete."""
+        """End a request whose response is closed. The connection is reused only if both request and response are
+        complete."""
         if response is not self._response:
             return
         self._quiet()
@@ -204,7 +211,7 @@ class EndpointConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
         if self._transport is not None:
             self._transport.abort()
         self._end(ConnectionFailed("broken"))
@@ -323,7 +330,7 @@ class EndpointConnection(asyncio.Protocol):
     # -- timeouts and closing --
 
     def _look(self) -> None:
-        """Timer callback: fails the response if nothing arrived for too long."""
+        """Timer callback that fails the response if nothing arrived for too long."""
         now = self.loop.time()
         if self._paused:
             self._last_heard = now

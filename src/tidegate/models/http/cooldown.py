@@ -1,8 +1,8 @@
 """Cooldowns of keys and models after failures, such as an exhausted quota or an endpoint that is down.
 
-A cooldown has a reason and an end. None is longer than `LONGEST_COOLDOWN`, even if the clock is set back meanwhile.
-There are at most as many entries as keys and models in the configuration. The clock is a parameter, so that tests do
-not wait.
+A cooldown has a reason and an end. No cooldown is longer than `LONGEST_COOLDOWN`, even if the clock is set back
+meanwhile. There are at most as many entries as keys and models in the configuration. The clock is a parameter, so that
+tests do not wait.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ COOLDOWN_SECONDS: dict[ModelKind, float] = {
     "quota": 600.0,  # for these two a person must act, which may happen at any time
     "authorisation": 600.0,
 }
-"""The length of a cooldown by kind of failure, unless the endpoint asks for another one. Other kinds are caused by the
-conversation and start no cooldown."""
+"""The length of a cooldown by kind of failure, unless the endpoint asks for another length. Other kinds are caused by
+the conversation and start no cooldown."""
 
 SHORTEST_COOLDOWN = 1.0
-"""Seconds, even if the endpoint asks for less."""
+"""The minimum length of a cooldown in seconds, even if the endpoint asks for less."""
 
 LONGEST_COOLDOWN = 24 * 3600.0
-"""Seconds, even if the endpoint asks for more."""
+"""The maximum length of a cooldown in seconds, even if the endpoint asks for more."""
 
 
 class Cooldown(NamedTuple):
@@ -53,7 +53,7 @@ class Cooldowns:
         self._cooldowns.pop(name, None)
 
     def of(self, name: str) -> Cooldown | None:
-        """The cooldown of a key or model; None if it has none or it is over."""
+        """Returns the cooldown of a key or model, or None if there is no current cooldown."""
         cooldown = self._cooldowns.get(name)
         if cooldown is not None and not 0 < cooldown.until - self._clock() <= LONGEST_COOLDOWN:
             del self._cooldowns[name]
@@ -61,6 +61,6 @@ class Cooldowns:
         return cooldown
 
     def wait(self, name: str) -> float:
-        """Seconds until the cooldown ends; 0 without one."""
+        """Returns the seconds until the cooldown ends, or 0 if there is no cooldown."""
         cooldown = self.of(name)
         return 0.0 if cooldown is None else cooldown.until - self._clock()

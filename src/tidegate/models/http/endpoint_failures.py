@@ -55,7 +55,8 @@ _UNREAD = re.compile(
     r"(?i)\bPDF\b|\bfile_data\b|content\[\]\.type|support (for )?(file|document)"
     r"|(part type|value|tag|variant):? ['\"`]?(file|input_file|document)\b"
 )
-"""The document is damaged, locked or too long, or the endpoint accepts no documents."""
+"""Matches errors about a document that is damaged, locked or too long, and errors of endpoints that accept no
+documents."""
 _REFUSED = "the endpoint refused the request{status}; check the model's settings."
 _TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
 _OVERLOADED_STATUS = frozenset({409, 425, 498})
@@ -73,8 +74,8 @@ _STATUS_OF = (
     (re.compile(r"(?i)overloaded|server_error|api_error|unavailable|internal"), 503),
     (re.compile(r"(?i)invalid|bad_?request|context_length|content_(filter|policy)|unsupported"), 400),
 )
-"""The HTTP status that corresponds to an error inside a stream, by its type or code. Unknown errors count as a failing
-server (503)."""
+"""Patterns for the type or code of an error inside a stream, with the corresponding HTTP status. Unknown errors count
+as a failing server (503)."""
 
 
 class FailureMapper:
@@ -126,8 +127,8 @@ class FailureMapper:
         now: float,
         field_of: Callable[[str, str], str | None] = lambda _param, _said: None,
     ) -> ModelFailed:
-        """The failure for an HTTP status. `field_of` returns the caller's field that the endpoint refused, given the
-        endpoint's name for the field and its message."""
+        """Returns the failure for an HTTP status. `field_of` takes the endpoint's name for the field that it refused,
+        and the endpoint's message. It returns the name of that field in the caller's request."""
         error = error_body.read(body)
         retry_after = error_body.retry_after_of(headers, now)
         kind, retryable, what = _judge(status, error)
@@ -152,7 +153,7 @@ class FailureMapper:
         )
 
     def of_stream_error(self, body: bytes) -> ModelFailed:
-        """The failure for an error object inside a stream that started successfully."""
+        """Returns the failure for an error object inside a stream that started successfully."""
         error = error_body.read(b'{"error":' + body + b"}")
         found = re.search(r"\b([45]\d\d)\b", error.marks)
         status = int(found.group(1)) if found else _status_of(error.marks)
@@ -169,7 +170,7 @@ class FailureMapper:
         )
 
     def of_connection(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
-        """The failure for a connection problem. `begun`: part of the answer had already arrived."""
+        """Returns the failure for a connection problem. `begun` is true if part of the answer had already arrived."""
         where = self._address
         match failure.trouble:
             case "crowded":
@@ -208,8 +209,8 @@ def refuses_reasoning(text: str) -> bool:
 
 
 def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
-    """The kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes precedence
-    over the status, because providers use different statuses for the same error."""
+    """Returns the kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes
+    precedence over the status, because providers use different statuses for the same error."""
     if status < 500:
         marks = f"{error.marks} {error.message[:JUDGED_CHARACTERS]}"
         if (judged := _judge_marks(status, marks)) is not None:
@@ -228,7 +229,7 @@ def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, boo
 
 
 def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
-    """The same for errors that the request or the account caused; None for all others."""
+    """Returns the same as `_judge` for errors that the request or the account caused, and None for all other errors."""
     if status in (400, 403, 422) and _CONTENT.search(marks):
         return "content", False, "the endpoint's content rules refused the request{status}; rephrase it."
     if status == 402 or (status in (400, 403, 429) and _QUOTA.search(marks) and not _is_of_a_minute(marks)):
@@ -278,7 +279,7 @@ def _is_large(status: int, marks: str) -> bool:
 
 
 def _is_of_a_minute(marks: str) -> bool:
-    """True if the exhausted quota is per minute or per second, in which case it is a rate limit."""
+    """True if the exhausted quota applies per minute or per second, which makes it a rate limit."""
     return _MINUTE.search(marks) is not None and "PerDay" not in marks
 
 

@@ -1,7 +1,8 @@
 """Error bodies of endpoints, in any of the shapes in use.
 
-Any bytes are parsed to an EndpointError: the message for people, the marks by which it is classified (types, codes and
-reasons, including those of a provider behind the endpoint), and the requested wait, if there is one. Pure functions.
+All functions are pure. Any bytes are parsed to an EndpointError. It contains the message for people, the marks by which
+the error is classified (types, codes and reasons, including those of a provider behind the endpoint), and the requested
+wait, if there is one.
 """
 
 import math
@@ -14,17 +15,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 MARKS_CHARACTERS = 2000
-"""The most that is kept of the marks: several times more than any provider sends. It bounds the time of the
-classification."""
+"""The maximum number of characters of marks that are kept. It is several times more than any provider sends, and limits
+the time that the classification takes."""
 
 LISTED = 8
-"""The number of validation errors that are quoted, and of steps in the path to each."""
+"""The maximum number of validation errors that are quoted, and of steps in the path to each."""
 
 PARAM_CHARACTERS = 200
-"""The most that is kept of a refused field's name; no field of ours has a longer name."""
+"""The maximum number of characters of a refused field's name that are kept. None of our fields has a longer name."""
 
 LONGEST_WAIT = 31 * 24 * 3600.0
-"""The time until a monthly quota is renewed, in seconds. Longer waits are treated as mistakes."""
+"""The longest accepted wait in seconds: the time until a monthly quota is renewed. Longer waits are treated as
+mistakes."""
 
 _ANY_HEADER = zlib.MAX_WBITS | 32  # gzip or zlib, detected from the header
 _MARKING = ("type", "code", "status", "param")
@@ -42,8 +44,8 @@ class EndpointError(NamedTuple):
 
 
 def read(body: bytes) -> EndpointError:
-    """Parse an error body: OpenAI's, Anthropic's, Gemini's, OpenRouter's, Azure's and the plainer ones of local
-    servers. Nothing is quoted from a web page."""
+    """Parse an error body. The formats of OpenAI, Anthropic, Gemini, OpenRouter and Azure are supported, as are the
+    simpler ones of local servers. Web pages are not quoted."""
     try:
         decoded: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -79,7 +81,7 @@ def read(body: bytes) -> EndpointError:
 
 
 def _param(inner: dict[Any, Any]) -> str:
-    """OpenAI's `param`, or the location of FastAPI's first validation error."""
+    """Returns OpenAI's `param`, or the location of FastAPI's first validation error."""
     param, details = inner.get("param"), inner.get("detail")
     if isinstance(param, str):
         return param[:PARAM_CHARACTERS]
@@ -90,7 +92,8 @@ def _param(inner: dict[Any, Any]) -> str:
 
 
 def _listed(details: object) -> str:
-    """FastAPI's validation errors, one or a list: the location and the message of each."""
+    """Returns the location and the message of each of FastAPI's validation errors. `details` is a single error or a
+    list."""
     found: list[str] = []
     for detail in details[:LISTED] if isinstance(details, list) else (details,):
         if isinstance(detail, str):
@@ -104,8 +107,8 @@ def _listed(details: object) -> str:
 
 
 def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
-    """The error body, decompressed up to `most` bytes if the endpoint compressed it without being asked. Empty if it
-    cannot be decompressed; the error is then classified only by its status."""
+    """Returns the error body. If the endpoint compressed it without being asked, up to `most` bytes are decompressed.
+    Returns no bytes if that fails; the error is then classified only by its status."""
     match encoding.strip().lower():
         case "" | "identity":
             return body
@@ -119,7 +122,8 @@ def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
 
 
 def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:
-    """The wait that the endpoint asks for, in seconds, from any of the headers in use; None if there is none."""
+    """Returns the seconds that the endpoint asks the client to wait, from any of the headers in use. Returns None if no
+    header says so."""
     milliseconds = headers.get("retry-after-ms")
     seconds = headers.get("retry-after")
     try:
@@ -151,6 +155,6 @@ def _wait_in(text: str) -> float | None:
 
 
 def _delay(value: object) -> float | None:
-    """The seconds of a delay written as `34.5s`."""
+    """Returns the number of seconds in a delay written as `34.5s`."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", value) if isinstance(value, str) else None
     return None if found is None else float(found.group(1))

@@ -1,9 +1,9 @@
 """A model behind an HTTP endpoint, in any format.
 
 Every wait has a deadline (connect, first byte, silence within a stream). Every failure of the endpoint becomes a
-ModelFailed. A failed attempt is retried while no text was shown, and once more after some was shown; everything
-received from it, shown or not, is then withdrawn. If another key is available it is tried at once, each key at most
-once. A cancelled `ask` closes its connection before it returns.
+ModelFailed. A failed attempt is retried if no text was shown, and only once if some was shown. Everything received from
+the failed attempt, shown or not, is then withdrawn. If another key is available, it is tried immediately; each key is
+tried at most once. A cancelled `ask` closes its connection before it returns.
 
 Between calls a model holds only the cooldowns of its keys and its failure counts.
 """
@@ -44,7 +44,7 @@ _USER_AGENT = "tidegate"
 
 
 class HttpModelSettings(Protocol):
-    """The part of `ModelSettings` that an HTTP model needs."""
+    """The settings in `ModelSettings` that an HTTP model needs."""
 
     @property
     def base_url(self) -> str: ...
@@ -90,7 +90,7 @@ class HttpModel:
         self._endpoint = settings.base_url
         self.keys = keys
         self.failures: Counter[ModelKind] = Counter()  # lint: allow one for each kind
-        """Failed requests by kind, including those that were retried."""
+        """The number of failed requests by kind, including those that were retried."""
         self._heads = {
             key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys
         }
@@ -151,7 +151,7 @@ class HttpModel:
             await self._retry_policy.sleep(pause)
 
     def _finished(self, message: Message) -> Message:
-        """The message with its price, and with call ids that are unique in the conversation."""
+        """Returns the message with its price and with call ids that are unique in the conversation."""
         if message.calls:
             message = msgspec.structs.replace(message, calls=distinct_calls(message.calls))
         if message.usage is None:
@@ -236,7 +236,8 @@ class HttpModel:
 
 
 def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
-    """Headers of a request. Configured headers replace built-in ones, in any spelling of the name."""
+    """Returns the headers of a request. A configured header replaces the built-in header of the same name, regardless
+    of case."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
@@ -255,8 +256,8 @@ def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str,
 def signature(
     api: str, base_url: str, model: str, headers: Mapping[str, str], keys: Sequence[str | None], facts: Facts
 ) -> bytes:
-    """A digest of the settings. Each part is framed by its length, so that different settings never give the same
-    input. Only the facts that change how messages are encoded are part of it."""
+    """Returns a digest of the settings. The length of each part is included, so that different settings never give the
+    same input. Of the facts, only those that change how messages are encoded are included."""
     digest = hashlib.sha256()
     parts = [api, base_url, model, f"{facts.vision:d}{facts.audio:d}"]
     parts += ("" if key is None else "key " + key for key in keys)

@@ -1,11 +1,11 @@
 """The keys of one endpoint, used one at a time.
 
-A key is used until the endpoint reports that its quota is exhausted, its rate limit is reached or it is not accepted.
-It then gets a cooldown, and the next key is used. A provider's prompt cache belongs to a key's account, so keys are
-changed only when necessary. A single key gets no cooldown, because there is no other to use. Logs name a key by its
+A key is used until the endpoint rejects it or reports that its quota is exhausted or its rate limit reached. The key
+then gets a cooldown, and the next key is used. A provider's prompt cache belongs to a key's account, so keys are
+changed only when necessary. A single key gets no cooldown, because there is no other key to use. Logs name a key by its
 reference, never by its value.
 
-Process lifetime. Models of one endpoint that name the same key share its cooldown.
+A key ring lives as long as the process. Models of one endpoint that name the same key share its cooldown.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ ROTATED = frozenset({"quota", "rate", "authorisation"})
 
 
 class Key(NamedTuple):
-    """`reference` is the setting's value, such as `env:NAME`. An endpoint without a key has one Key with no secret."""
+    """A key of an endpoint. `reference` is the value of the setting, such as `env:NAME`. An endpoint without a key has
+    one Key whose secret is None."""
 
     reference: str
     secret: str | None
@@ -38,15 +39,16 @@ class KeyRing:
         self._endpoint = endpoint
 
     def key(self) -> Key:
-        """The first key without a cooldown; if all have one, the key whose cooldown ends first."""
+        """Returns the first key without a cooldown. If all keys have one, returns the key whose cooldown ends first."""
         return min(self.keys, key=self._wait)
 
     def worked(self, key: Key) -> None:
         self._cooldowns.end(self._name(key))
 
     def failed(self, key: Key, failure: ModelFailed) -> bool:
-        """Start the key's cooldown. Returns whether another key can be used now; if not, sets `failure.retry_after` to
-        the shortest remaining cooldown."""
+        """Handle a failed request. If the key caused the failure and there are other keys, the cooldown of the key
+        starts. Returns True if another key can be used now. If all keys have a cooldown, sets `failure.retry_after` to
+        the shortest remaining one."""
         if len(self.keys) == 1 or failure.kind not in ROTATED:
             return False
         seconds = self._cooldowns.begin(self._name(key), failure)
@@ -72,5 +74,6 @@ class KeyRing:
         return self._cooldowns.wait(self._name(key))
 
     def _name(self, key: Key) -> str:
-        """Cooldowns are per key and endpoint: another endpoint does not share the quota."""
+        """Returns the name of a key's cooldown. Cooldowns are per key and endpoint, because another endpoint does not
+        share the quota."""
         return f"{key.reference} at {self._endpoint}"

@@ -1,9 +1,9 @@
 """The field of a caller's request that an endpoint refused.
 
 A provider reports an invalid value under its own format's name for the field: `text.format.schema` or
-`output_config.format.schema` for `response_format`, `tools.3.input_schema` for one of `tools`. The functions here
-return the caller's name, and only for fields that the caller has set: the gateway wrote the rest of the request, so
-errors there are not the caller's. Pure functions.
+`output_config.format.schema` for `response_format`, or `tools.3.input_schema` for an entry of `tools`. The functions
+here return the caller's name, and only for fields that the caller has set: the gateway wrote the rest of the request,
+so errors there are not the caller's. Pure functions.
 """
 
 import re
@@ -14,7 +14,7 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call
 
 REFUSED_STATUS = frozenset({400, 422})
-"""Statuses by which a provider rejects the request itself."""
+"""The statuses with which a provider rejects the request itself."""
 
 _NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -25,19 +25,20 @@ _NAMES = {
     "logprobs": "top_logprobs",
     "safety_identifier": "user",
 }
-"""Providers' names of fields and the names in `Call`, where they differ."""
+"""Providers' names of fields that have another name in `Call`, with the name in `Call`."""
 
 _PATH = re.compile(r"[`'\"]?([a-z_]+)((?:[.\[][\w\]]+)*)")
 _QUOTED = re.compile(r"[`'\"](?:\$\.)?([a-z_]{3,64})((?:[.\[][\w\]]{1,64}){0,8})[`'\"]")
 _BEGINNING = re.compile(r"([a-z_]{1,64})((?:\.\w{1,64}){0,8})(?:: | must be )")
 _NO_JSON_WORD = re.compile(r"(?i)contain the word ['\"]?json")
-"""The error of providers that refuse `json_object` if no message mentions JSON."""
+"""Matches the error of providers that refuse `json_object` unless a message mentions JSON."""
 _INDEX = re.compile(r"\d{1,6}")
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def caller_field(param: str, message: str, prefix: EncodedPrefix, call: Call) -> str | None:
-    """The caller's field that an endpoint refused, from the `param` of the error, or else from its message."""
+    """Returns the caller's field that an endpoint refused. It is found in the `param` of the error, or otherwise in the
+    message."""
     if call.response_format and _NO_JSON_WORD.search(message):
         return "response_format"
     if param:
@@ -63,14 +64,14 @@ def _field(name: str, path: str, prefix: EncodedPrefix, call: Call) -> str | Non
 
 
 def _set_fields(call: Call) -> set[str]:
-    """The fields that the caller has set, without `reasoning`, which may come from the session or the agent."""
+    """Returns the fields that the caller has set, without `reasoning`, which may come from the session or the agent."""
     fields = {name for name in call.__struct_fields__ if getattr(call, name) not in (None, (), b"")}
     extras = set(msgspec.json.decode(call.extras)) if call.extras else set()
     return fields - {"reasoning", "extras", "caller_tools"} | extras
 
 
 def _is_callers_tool(path: str, prefix: EncodedPrefix) -> bool:
-    """True if the index in the path is one of the caller's tools, which follow the agent's own."""
+    """True if the index in the path is one of the caller's tools, which follow the agent's own tools."""
     found = _INDEX.search(path)
     if not prefix.caller_tools or found is None:
         return False

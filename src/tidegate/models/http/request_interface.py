@@ -18,7 +18,7 @@ class IncomingResponse(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Header values by lower-case name."""
+        """The header values by lower-case name."""
         ...
 
     @property
@@ -26,12 +26,12 @@ class IncomingResponse(Protocol):
 
     @property
     def complete(self) -> bool:
-        """True if the whole response has arrived."""
+        """True if the complete response has arrived."""
         ...
 
     async def read(self) -> bytes:
-        """The part of the body that arrived since the last read; waits for more if there is none, and returns b"" at
-        the end. Raises ConnectionFailed."""
+        """Returns the part of the body that arrived since the last read. If there is none, waits for more. Returns b""
+        at the end. Raises ConnectionFailed."""
         ...
 
     def close(self) -> None: ...

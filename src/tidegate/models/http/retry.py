@@ -1,8 +1,8 @@
-"""The retry policy: whether to retry a failed request, and after how long.
+"""The retry policy. It determines whether a failed request is retried, and after how long.
 
-Pauses grow exponentially with random jitter, so that many callers do not return at once. They are never shorter than
-the endpoint's Retry-After; if that exceeds `LONGEST_RETRY_AFTER`, the request is not retried. Sleep, randomness and
-clock are parameters, so that tests are deterministic and do not wait.
+Pauses grow exponentially with random jitter, so that many callers do not retry simultaneously. They are never shorter
+than the endpoint's Retry-After; if that exceeds `LONGEST_RETRY_AFTER`, the request is not retried. Sleep, randomness
+and clock are parameters, so that tests are deterministic and do not wait.
 """
 
 import random
@@ -22,14 +22,15 @@ LONGEST_RETRY_AFTER = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`clock` is wall time, because Retry-After may be a date."""
+    """The policy by which failed requests are retried. `clock` is wall time, because Retry-After may be a date."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     chance: Callable[[], float] = random.random
     clock: Callable[[], float] = time.time
 
     def pause(self, failure: ModelFailed, attempt: int) -> float | None:
-        """Seconds to wait after attempt number `attempt` (from 0), or None if the request should not be retried."""
+        """Returns the seconds to wait after attempt number `attempt` (from 0), or None if the request should not be
+        retried."""
         if not failure.retryable:
             return None
         if failure.retry_after is not None:

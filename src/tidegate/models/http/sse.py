@@ -12,11 +12,12 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventTooLarge(Exception):
-    """A line or event exceeds the bound."""
+    """A line or event exceeds the size limit."""
 
 
 class EventParser:
-    """`feed` accepts received bytes and returns the data of the events that they complete."""
+    """Parses a stream of server-sent events. `feed` takes the bytes as they arrive and returns the data of each event
+    they complete."""
 
     __slots__ = ("_data", "_limit", "_opened", "_size", "_tail")
 
@@ -62,5 +63,5 @@ class EventParser:
         self._data.append(value)
 
     def finish(self) -> list[bytes]:
-        """Events that the end of the stream completes: some servers omit the last empty line."""
+        """Returns the events that are completed by the end of the stream. Some servers omit the last empty line."""
         return self.feed(b"\n\n")

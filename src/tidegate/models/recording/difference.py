@@ -1,7 +1,7 @@
 """The differences between two requests.
 
-The first difference is described by its path in the JSON and an excerpt of both sides. All differences are counted, so
-that the nearest of many requests can be chosen. Pure functions.
+The first difference is described by its path in the JSON and an excerpt of each request. All differences are counted,
+so that the nearest of many requests can be chosen. Pure functions.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 SHOWN = 60
-"""Characters of each excerpt: enough to recognise a date or a word."""
+"""The length of each excerpt in characters: enough to recognise a date or a word."""
 BEFORE = 15
-"""Characters of an excerpt that come before the difference."""
+"""The number of characters in an excerpt that come before the difference."""
 
 
 class Difference(NamedTuple):
-    """`place` is a path such as `messages[2].content`; empty for the whole body."""
+    """One difference. `place` is a path such as `messages[2].content`, or empty for the whole body."""
 
     place: str
     recorded: str
@@ -27,7 +27,7 @@ _ABSENT: Any = msgspec.UNSET
 
 
 def differences(recorded: Any, asked: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each differing path with both values, in the order of the new request (`asked`)."""
+    """Yields each differing path with both values, in the order of the new request (`asked`)."""
     if isinstance(recorded, dict) and isinstance(asked, dict):
         for name in (*asked, *(name for name in recorded if name not in asked)):
             inner = f"{place}.{name}" if place else name
@@ -42,8 +42,8 @@ def differences(recorded: Any, asked: Any, place: str = "") -> Iterator[tuple[st
 
 
 def described(recorded: Any, asked: Any) -> tuple[Difference, int] | None:
-    """The first difference and the number of differing values; None if there are none. A value that is missing on one
-    side counts with everything in it, so that a request of the same shape is nearer."""
+    """Returns the first difference and the number of differing values, or None if there are none. If a value is missing
+    on one side, every value inside it counts, so that requests of the same shape count as nearer."""
     first: Difference | None = None
     count = 0
     for place, one, other in differences(recorded, asked):

@@ -1,8 +1,8 @@
 """A transport that records model traffic while it passes through.
 
-Requests and answers are never affected, even if the file fails. Every exchange is written when it starts and again when
-it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its file while
-it is entered; the underlying transport belongs to the caller.
+Requests and answers are never affected, even if the file cannot be written. Every exchange is written when it starts
+and again when it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its
+file while it is entered; the underlying transport belongs to the caller.
 """
 
 import time
@@ -33,7 +33,8 @@ from tidegate.status_report import RecorderStatus
 
 
 class TransportRecorder:
-    """`referred` are the lower-case names of headers whose values are secret references in the settings."""
+    """Records the traffic of another transport. `referred` has the lower-case names of headers whose values are secret
+    references in the settings."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class TransportRecorder:
     def _asked(
         self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int
     ) -> RecordedRequest:
-        """The line of a request. Runs in the writer's thread."""
+        """Returns the line of a request. Runs in the writer's thread."""
         method, path, headers = redacted_head(head, self._referred, self._redactor)
         content = redacted_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
@@ -129,7 +130,7 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Record a piece of the body. Once a piece is left out, so are all later ones."""
+        """Record a piece of the body. Once one piece is left out, all later pieces are left out as well."""
         if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
@@ -139,7 +140,7 @@ class _Exchange:
         self._held += len(data)
 
     def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
-        """Write the line of the answer. Only the first call counts."""
+        """Write the line of the answer. Calls after the first have no effect."""
         if self._ended:
             return
         self._ended = True
@@ -170,7 +171,7 @@ class _Exchange:
 
 
 class _Recorded:
-    """A response whose reads are recorded."""
+    """A wrapper around a response that records what is read from it."""
 
     def __init__(self, response: IncomingResponse, exchange: _Exchange) -> None:
         self._response = response

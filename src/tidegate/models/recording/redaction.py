@@ -1,9 +1,9 @@
 """Removal of secrets from recorded requests and answers.
 
 Headers with credentials lose their values. No secret that the redactor knows remains in a request or an answer, even if
-a model says it across several events, the network splits it, or a stream breaks off in the middle of it. The result is
-as valid as before: JSON stays JSON, events stay events, and the number of pieces stays the same. Pure functions; their
-time grows with the input, so they are called in threads.
+a model writes the secret across several events, the network splits it, or a stream breaks off in the middle of it. The
+result is as valid as before: JSON stays JSON, events stay events, and the number of pieces stays the same. All
+functions are pure. They take longer for larger input, so they are called in threads.
 """
 
 import re
@@ -16,7 +16,7 @@ from tidegate.config import SENSITIVE_HEADER
 from tidegate.security import HIDDEN, Redactor
 
 _OF_AN_ACCOUNT = re.compile(r"(?i)cookie|auth|api-?key|secret|organization|project")
-"""Response headers about the account, which no reader of a recording needs."""
+"""Matches response headers about the account, which no reader of a recording needs."""
 _PLACES = ("index", "output_index", "content_index", "summary_index")
 """Fields by which the formats distinguish parts that grow in parallel in one stream."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -29,7 +29,8 @@ class Head(NamedTuple):
 
 
 def redacted_head(head: bytes, referred: Collection[str], redactor: Redactor) -> Head:
-    """The head of a request without secrets. `referred`: lower-case names of headers whose values are always secret."""
+    """Returns the head of a request without secrets. `referred` has the lower-case names of headers whose values are
+    always secret."""
     first, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     method, path, _ = first.split(" ", 2)
     headers: dict[str, str] = {}
@@ -41,12 +42,12 @@ def redacted_head(head: bytes, referred: Collection[str], redactor: Redactor) ->
 
 
 def redacted_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
-    """The headers of a response without secrets."""
+    """Returns the headers of a response without secrets."""
     return {name: redactor.text(value) for name, value in headers.items() if not _OF_AN_ACCOUNT.search(name)}
 
 
 def redacted_body(body: bytes, redactor: Redactor) -> Any:
-    """The body of a request without secrets: its JSON, or its text if it is not JSON."""
+    """Returns the body of a request without secrets: its JSON, or its text if it is not JSON."""
     try:
         return redacted_value(msgspec.json.decode(body), redactor)
     except _UNREADABLE:
@@ -58,14 +59,14 @@ def redacted_value(value: Any, redactor: Redactor) -> Any:
 
 
 def redacted_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -> list[bytes]:
-    """The pieces of an answer without secrets. `cut`: the answer is incomplete, so its end may be the start of a
-    secret."""
+    """Returns the pieces of an answer without secrets. `cut` is true if the answer is incomplete, so that its end may
+    be the start of a secret."""
     edits = list(_edits(b"".join(pieces), redactor, cut))
     return list(pieces) if not edits else list(_applied(pieces, edits))
 
 
 def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, int, bytes]]:
-    """Replacements in order: start, end, new bytes."""
+    """Yields the replacements in order, each with its start, its end and the new bytes."""
     before = len(whole) - len(whole.lstrip())
     if whole[before : before + 1] in (b"{", b"["):
         yield from _of_documents(whole, [(before, len(whole))], redactor, cut)
@@ -85,8 +86,8 @@ def _edits(whole: bytes, redactor: Redactor, cut: bool) -> Iterator[tuple[int, i
 def _of_documents(
     whole: bytes, documents: Sequence[tuple[int, int]], redactor: Redactor, cut: bool
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Redact documents in two passes. The first collects the text at each path across all documents; the second is
-    needed only if that text contains a secret, and produces the redacted documents."""
+    """Yields the replacements for documents, in two passes. The first pass collects the text at each path across all
+    documents. The second pass is needed only if that text contains a secret, and produces the redacted documents."""
     said: dict[str, list[str]] = {}
 
     def listen(place: str, text: str) -> str:
@@ -120,7 +121,7 @@ def _of_documents(
 
 
 def _document(data: bytes) -> Any:
-    """A JSON object or list; None for anything else."""
+    """Returns a JSON object or list, or None for anything else."""
     if data[:1] not in (b"{", b"["):
         return None
     try:
@@ -140,7 +141,7 @@ def _hidden(text: str, redactor: Redactor, cut: bool) -> str:
 
 
 def _rewritten(value: Any, redactor: Redactor, visit: Callable[[str, str], str], place: str = "") -> Any:
-    """A copy of a JSON value in which each string is replaced by `visit(path, string)`, in order."""
+    """Returns a copy of a JSON value in which each string is replaced by `visit(path, string)`, in order."""
     if isinstance(value, str):
         return visit(place, value)
     if isinstance(value, list):
@@ -155,7 +156,8 @@ def _rewritten(value: Any, redactor: Redactor, visit: Callable[[str, str], str],
 
 
 def _parted(texts: list[str], redactor: Redactor, cut: bool) -> list[str]:
-    """Consecutive texts without the secrets that span them, split as before; the same list if there are none."""
+    """Removes secrets that span several of the consecutive texts, which stay split as before. Returns the same list if
+    there are none."""
     whole = "".join(texts)
     found = [*redactor.replacements(whole)]
     begun = redactor.begun(whole) if cut else 0
@@ -167,7 +169,8 @@ def _parted(texts: list[str], redactor: Redactor, cut: bool) -> list[str]:
 
 
 def _applied(pieces: Sequence[AnyStr], edits: Sequence[tuple[int, int, AnyStr]]) -> Iterator[AnyStr]:
-    """The pieces after the edits (start, end, new). A replacement goes into the piece where the old text started."""
+    """Applies the edits (start, end, new) to the pieces. A replacement goes into the piece in which the old text
+    started."""
     start = 0
     waiting = 0
     for piece in pieces:

@@ -1,9 +1,10 @@
 """A transport that replays a recording in place of the network.
 
 A request gets the answer that was recorded for the same request (method, path and JSON of the body): the same pieces or
-the same failure, without delays. Equal requests get their answers in the recorded order, and the last one again when
-there are no more. A request that was not recorded fails with an error that names the first difference from the nearest
-recorded one. No connection is ever opened. Only the positions of lines are held in memory; lines are read when needed.
+the same failure, without delays. Equal requests get their answers in the recorded order, and then the last of these
+answers again. A request that was not recorded fails with an error that names the first difference from the nearest
+recorded one. No connection is ever opened. Only the positions of lines are kept in memory; the lines are read when
+needed.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ from tidegate.security import Redactor
 from tidegate.status_report import ReplayerStatus
 
 COMPARED_BYTES = 32 * 1024 * 1024
-"""Bytes of recorded requests that are compared to find the nearest one, which takes about a second."""
+"""The bytes of recorded requests that are compared to find the nearest one. Comparing them takes about a second."""
 
 Place = tuple[int, int]
 Request = tuple[str, str, str]
-"""Method, path and digest of the body."""
+"""The method, the path and the digest of the body."""
 
 
 class _Exchange:
@@ -65,7 +66,7 @@ class TransportReplayer:
         return RetryPolicy(sleep=_no_pause)
 
     def open(self) -> None:
-        """Index the file. Blocks."""
+        """Open the recording and index its lines. Blocks."""
         unanswered: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
             if isinstance(event, RecordedRequest):
@@ -88,7 +89,7 @@ class TransportReplayer:
             ) from None
 
     def lease(self, endpoint: str) -> Lease:
-        """A lease that counts nothing, because there are no connections."""
+        """Returns a lease that counts nothing, because there are no connections."""
         return Lease(endpoint, self._leases)
 
     def status(self) -> ReplayerStatus:
@@ -146,8 +147,8 @@ class TransportReplayer:
         return _failed(f"The recording {self._path} has no answer to this request (number {exchange.number}): {why}.")
 
     def _not_recorded(self, key: Request, asked: Any) -> ModelFailed:
-        """The error for an unknown request, with the first difference. The values may quote the conversation, so they
-        are in `said`."""
+        """Returns the error for an unknown request, with the first difference. The differing values may quote the
+        conversation, so they are only in `endpoint_message`."""
         method, path, _ = key
         alike = [exchange for exchange in self._exchanges if exchange.key[:2] == (method, path)]
         if not alike:
@@ -169,7 +170,7 @@ class TransportReplayer:
         )
 
     def _nearest(self, alike: Sequence[_Exchange], asked: Any) -> tuple[int, Difference] | None:
-        """The recorded request with the fewest differences; the first of several."""
+        """Returns the recorded request with the fewest differences. If there are several, returns the first one."""
         best: tuple[int, int, Difference] | None = None
         read = 0
         for exchange in alike:
@@ -219,7 +220,7 @@ class ReplayedResponse:
         raise ConnectionFailed("broken" if answered.end == "left" else answered.end, answered.said)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def _failed(message: str, endpoint_message: str = "") -> ModelFailed:
@@ -227,7 +228,7 @@ def _failed(message: str, endpoint_message: str = "") -> ModelFailed:
 
 
 def _as_then(headers: Mapping[str, str], when: str) -> Mapping[str, str]:
-    """The headers, with Retry-After in seconds: a recorded date may be in the past by now."""
+    """Returns the headers, with Retry-After in seconds, because a recorded date may be in the past by now."""
     try:
         seconds = retry_after_of(headers, datetime.fromisoformat(when).timestamp())
     except ValueError:

@@ -2,8 +2,8 @@
 
 The file is new, private to its owner (0600) and not reached through a symbolic link; nothing is ever overwritten. One
 thread writes complete lines in order, each immediately; the event loop never waits for it. If the disk fails or cannot
-keep up, or the file reaches its limit, this is logged once, the file ends with a complete line, and the gateway
-continues without recording. The writer owns its file and its thread, from `open` to `close`, both of which block.
+keep up, or the file reaches its limit, the gateway logs this once and continues without recording. The file then ends
+with a complete line. The writer owns its file and its thread, from `open` to `close`, both of which block.
 """
 
 import contextlib
@@ -19,13 +19,14 @@ from tidegate.log import Log
 from tidegate.models.recording.recording_file import Event, RecordingStopped, line, opening
 
 PENDING_BYTES = 64 * 1024 * 1024
-"""Bytes of bodies that may wait to be written: a few seconds for a slow disk."""
+"""The maximum number of bytes of bodies that wait to be written. A slow disk writes them in a few seconds."""
 PENDING_LINES = 10_000
-"""Lines that may wait to be written; this bounds those without a body."""
+"""The maximum number of lines that wait to be written. It limits the lines without a body."""
 LAST_LINE_BYTES = 1024
-"""Reserved for the last line, which says why the recording stopped."""
+"""The bytes reserved for the last line, which contains the reason why the recording stopped."""
 CLOSE_SECONDS = 10.0
-"""The time to write the remaining lines at the end: a stopping gateway cannot wait for a disk that never responds."""
+"""The seconds to write the remaining lines at the end. A stopping gateway cannot wait for a disk that never
+responds."""
 FILE_MODE = 0o600
 
 log = Log(__name__)
@@ -37,9 +38,9 @@ class RecordingWriter:
     def __init__(self, path: Path, most_bytes: int) -> None:
         self.path = path
         self.bytes = 0
-        """Bytes written so far."""
+        """The number of bytes written so far."""
         self.stopped: str | None = None
-        """The reason why nothing more is written."""
+        """The reason why no more lines are written; None while recording."""
         self._most = most_bytes
         self._fd = -1
         self._thread: threading.Thread | None = None
@@ -50,7 +51,7 @@ class RecordingWriter:
 
     @property
     def pending(self) -> int:
-        """Bytes of bodies that wait to be written."""
+        """The number of bytes of bodies that wait to be written."""
         return self._pending
 
     def open(self) -> None:
@@ -67,7 +68,8 @@ class RecordingWriter:
         self._thread.start()
 
     def write(self, make: Making, size: int) -> None:
-        """Queue a line. `make` is called in the writer's thread; `size` is roughly the memory it holds until then."""
+        """Queue a line. `make` is called in the writer's thread; `size` is roughly the memory that the line takes until
+        then."""
         if self.stopped is not None or self._thread is None:
             return
         try:
@@ -132,7 +134,7 @@ class RecordingWriter:
         self.bytes += len(text)
 
     def _say_why(self) -> None:
-        """Write the reason as the last line, once, if recording has stopped."""
+        """If recording has stopped, write the reason as the last line, once."""
         if self.stopped is not None and not self._said:
             self._said = True
             with contextlib.suppress(OSError):  # the log has it too
@@ -168,7 +170,7 @@ def check(path: Path) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> Misconfigured:
-    """The reason why a path cannot be used, with advice."""
+    """Returns the error for a path that cannot be used, with advice."""
     if isinstance(error, FileExistsError):
         return Misconfigured(
             f"{path} already exists, and a recording never overwrites a file: move it or name another file."

@@ -21,7 +21,7 @@ from tidegate.web.app.http_response import HttpResponse, json_response
 from tidegate.web.app.page_files import PageFiles
 
 LOGIN_BYTES = 4096
-"""The largest body of a sign-in request, which anyone may send."""
+"""The largest body of a sign-in request in bytes. Anyone may send such a request, so the limit is low."""
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -44,23 +44,24 @@ class ModelsAnswer(msgspec.Struct, frozen=True):
 
 
 class LoginIn(msgspec.Struct):
-    """`browser` is the name shown in the list of signed-in browsers."""
+    """A request to sign in with a one-time code. `browser` is the name shown in the list of signed-in browsers."""
 
     code: Annotated[str, Meta(min_length=1, max_length=500)]
     browser: Name = "Browser"
 
 
 class SignedIn(msgspec.Struct, frozen=True):
-    """The page token is the part of a sign-in that the page stores and sends in `X-Page-Token`."""
+    """The result of a sign-in. `page_token` is the part of the sign-in that the page stores and sends in
+    `X-Page-Token`."""
 
     signed_in: bool
     page_token: str | None = None
 
 
 class KeyIn(msgspec.Struct):
-    """A key for the principal `name`, which is created if it does not exist: `agents` are the agents it may use (null:
-    all), and `role` is its role (default: `member`). For an existing principal leave both out; different values are
-    refused. Only the owner can create keys for the roles owner and admin."""
+    """A request to create a key for the principal `name`. The principal is created if it does not exist. `agents` lists
+    the agents that it may use (null: all), and `role` is its role (default: `member`). Leave both out for an existing
+    principal; different values are refused. Only the owner can create keys for the roles owner and admin."""
 
     name: Name
     label: Annotated[str, Meta(max_length=200)] = ""

@@ -1,7 +1,8 @@
 """`/api/approvals`: agents' approval requests and questions, and the users' answers.
 
-Users see and answer only their own; those of other users get 404, whatever the role. The first answer from any client
-counts, and repeating it changes nothing. Lists are bounded and say whether there are more entries.
+Users see and answer only their own; requests for those of other users get 404, whatever the caller's role. The first
+answer from any client counts, and repeating it changes nothing. Lists are bounded and say whether there are more
+entries.
 """
 
 from typing import Annotated, Literal
@@ -32,12 +33,12 @@ class ApprovalsAnswer(msgspec.Struct, frozen=True):
 
     approvals: list[QuestionView]
     more: bool
-    """True if there are more than `limit`."""
+    """True if more than `limit` entries are waiting."""
 
 
 class AnswerIn(msgspec.Struct):
-    """`approved` or `denied` for an approval, with an optional reason in `text`; `answered` for a question, with the
-    answer in `text`: if the question has choices, one of them or its number."""
+    """Your decision. Use `approved` or `denied` for an approval, with an optional reason in `text`. Use `answered` for
+    a question, with the answer in `text`. If the question has choices, the answer is one of them or its number."""
 
     decision: Literal["approved", "denied", "answered"]
     text: Annotated[str, Meta(max_length=approvals.ANSWER_CHARACTERS)] = ""

@@ -15,7 +15,7 @@ from tidegate.web.app.http_request import parse_time
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_ROWS = 1000
-"""The largest page."""
+"""The maximum number of events on a page."""
 
 _PLACE = re.compile(r"(\d{1,15}\.\d{1,20}):(\d{1,18})", re.ASCII)
 """A position in the log: the time and id of a page's last event."""
@@ -39,7 +39,7 @@ class AuditQuery(msgspec.Struct):
 
 class AuditEvent(msgspec.Struct, frozen=True):
     """One event. `principal` is the actor's id (null: the gateway itself) and `name` their current name. `subject` has
-    ids separated by spaces. `digest` is a keyed hash in hexadecimal, equal for equal content."""
+    ids separated by spaces. `digest` is a keyed hash in hexadecimal, and equal content has equal digests."""
 
     id: int
     at: float

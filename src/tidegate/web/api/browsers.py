@@ -1,7 +1,7 @@
 """`/api/browsers`: the list of signed-in browsers, and signing out one or all of them.
 
-Users see and sign out their own browsers; the owner, everyone's. A signed-out browser is refused immediately, and its
-event streams end.
+Users can see and sign out only their own browsers; the owner can see and sign out all of them. A signed-out browser is
+refused immediately, and its event streams end.
 """
 
 import msgspec
@@ -16,7 +16,8 @@ class BrowsersAnswer(msgspec.Struct, frozen=True):
 
 
 class Everywhere(msgspec.Struct, frozen=True):
-    """`everyone`: sign out all users, which only the owner may do. Otherwise only your own browsers are signed out."""
+    """With `everyone`, all users are signed out, which only the owner may do. Otherwise only your own browsers are
+    signed out."""
 
     everyone: bool = False
 

@@ -29,7 +29,7 @@ class ByteRange(NamedTuple):
 
 
 def parse_range(header: bytes | None, size: int) -> ByteRange | None:
-    """The requested range; None for the complete resource."""
+    """Parses the requested range. Returns None for the complete resource."""
     found = _RANGE.fullmatch(header.strip()) if header is not None else None
     if found is None or found[0] == b"bytes=-":
         return None

@@ -46,8 +46,8 @@ class SessionsAnswer(msgspec.Struct, frozen=True):
 
     sessions: list[SessionView]
     next: str | None
-    """Pass this as `before` for the next page. Null on the last page, and for a search, which returns its first `limit`
-    results."""
+    """Pass this as `before` for the next page. It is null on the last page and for searches, which return only their
+    first `limit` results."""
 
 
 class PageQuery(msgspec.Struct):
@@ -57,17 +57,17 @@ class PageQuery(msgspec.Struct):
 
 
 class MessagesAnswer(msgspec.Struct, frozen=True):
-    """Rows of a transcript, in order; without `after`, the newest ones. If messages are long, there are fewer than
-    `limit`. Each row is complete except for the bytes of its media, which are fetched separately."""
+    """Rows of a transcript, in order. Without `after`, these are the newest rows. There may be fewer than `limit` if
+    messages are long. Each row is complete except for the bytes of its media, which are fetched separately."""
 
     messages: tuple[MessageRow, ...]
     next: int | None
-    """The position of the next page: pass it as `after` if you used `after`, else as `before`. Null on the last
+    """The position of the next page. Pass it as `after` if you used `after`, otherwise as `before`. Null on the last
     page."""
 
 
 class MessageIn(msgspec.Struct):
-    """A message to the existing conversation `session`, or to a new one with `agent`."""
+    """A message to the conversation `session`, which must exist, or to a new conversation with `agent`."""
 
     text: str
     session: Id | None = None
@@ -83,7 +83,7 @@ class MessageIn(msgspec.Struct):
 
 
 class AcceptedAnswer(msgspec.Struct, frozen=True):
-    """The message is stored durably; `how` says how it is handled."""
+    """The response to a message that was accepted and stored durably. `how` says how it is handled."""
 
     turn: str
     session: str
@@ -99,7 +99,7 @@ class ReplyView(msgspec.Struct, frozen=True):
 
 
 class ReplyAnswer(msgspec.Struct, frozen=True):
-    """The reply of a command. `session` is the current conversation; null if the next message begins a new one."""
+    """The reply to a command. `session` is the current conversation, or null if the next message begins a new one."""
 
     reply: ReplyView
 
@@ -111,7 +111,7 @@ class StoppedAnswer(msgspec.Struct, frozen=True):
 
 class EndedAnswer(msgspec.Struct, frozen=True):
     ended: bool
-    """False if it had already ended."""
+    """False if the conversation had already ended."""
 
 
 class CommandsAnswer(msgspec.Struct, frozen=True):
@@ -216,7 +216,7 @@ class ConversationsApi:
         return json_response(await self._service.window_usage(request.path["id"], request.caller.principal))
 
     async def delete(self, request: Request) -> HttpResponse:
-        """Returns 204 if it was deleted, or 202 if it will be deleted when its pending work is done."""
+        """Returns 204 if the conversation was deleted, or 202 if it will be deleted when its pending work is done."""
         deleted = await self._service.delete(request.path["id"], request.caller.principal)
         return HttpResponse(204, [], b"") if deleted else HttpResponse(202, [(b"content-length", b"0")], b"")
 
@@ -239,7 +239,7 @@ class ConversationsApi:
         return json_response(MessagesAnswer(page.rows, page.rows[edge].seq if page.more else None))
 
     async def media(self, request: Request) -> HttpResponse:
-        """Supports ranges: a browser that plays a sound requests it in parts."""
+        """Returns a media file. Ranges are supported, because browsers that play audio request it in parts."""
         place, number = (_path_number(request.path[name]) for name in ("seq", "number"))
         media, data = await self._service.media(request.path["id"], request.caller.principal, place, number)
         part = parse_range(request.headers.get(b"range"), len(data))
@@ -256,7 +256,7 @@ class ConversationsApi:
         return HttpResponse(status, headers, data)
 
     async def export(self, request: Request) -> None:
-        """Streamed, because a transcript may be too long to hold in memory."""
+        """Exports a transcript. It is streamed, because it may be too long to hold in memory."""
         lines = self._service.export(request.path["id"], request.caller.principal)
         first = await anext(lines)  # raises a refusal before the response begins
         disposition = f'attachment; filename="{request.path["id"]}.jsonl"'.encode()
@@ -324,8 +324,8 @@ class ConversationsApi:
         )
 
     async def _writable_session(self, session: str, caller: Caller) -> SessionView:
-        """A conversation to which this caller may send messages. The owner can see other users' conversations, but not
-        write in them."""
+        """Returns the conversation if this caller may send messages to it. The owner can see other users'
+        conversations, but cannot write in them."""
         view = await self._service.session(session, caller.principal)
         if view.principal != caller.principal.id:
             raise NotAllowed(
@@ -365,7 +365,8 @@ def _may_use(caller: Caller, agent: str) -> None:
 
 
 def _default_agent(caller: Caller) -> str:
-    """The default agent: `main` if the caller may use it."""
+    """Returns the agent for messages that name none: `main` if the caller may use it, otherwise the first one
+    allowed."""
     if not caller.agents:
         raise NotFound("You may not use any agent.", code="model_not_found")
     return "main" if "main" in caller.agents else caller.agents[0]
@@ -387,7 +388,8 @@ def _cursor(text: str | None) -> tuple[float, str] | None:
 
 
 def _attachment_headers(media: Media) -> list[tuple[bytes, bytes]]:
-    """The header that makes browsers download a document, so that it never opens in the gateway's own origin."""
+    """Returns the header that makes browsers download a document, so that it never opens in the gateway's own
+    origin."""
     if not media.is_document:
         return []
     name = quote(media.name or "document.pdf", safe="")
@@ -395,5 +397,5 @@ def _attachment_headers(media: Media) -> list[tuple[bytes, bytes]]:
 
 
 def _path_number(text: str) -> int:
-    """A number in a path; -1, which matches nothing, for any other text."""
+    """Parses a number in a path. Returns -1, which matches nothing, for any other text."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else -1

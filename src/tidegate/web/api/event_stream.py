@@ -1,8 +1,8 @@
 """A conversation as a resumable stream of server-sent events.
 
-The stream opens immediately. A reader that reconnects with the last id it received misses no row. A reader that leaves
-or stops reading is dropped and may reconnect. The stream ends when the gateway stops or the reader's key or sign-in is
-revoked. Open streams are bounded, in total and per principal, and a share of them is reserved for the owner.
+The stream opens immediately. A reader that reconnects with the last id it received misses no row. A reader that
+disconnects or stops reading is dropped and may reconnect. The stream ends when the gateway stops or the reader's key or
+sign-in is revoked. Open streams are bounded, in total and per principal, and a share of them is reserved for the owner.
 """
 
 from collections import Counter
@@ -24,9 +24,10 @@ from tidegate.web.app.endpoint import Request
 from tidegate.web.app.http_response import HttpResponse
 
 RETRY_SECONDS = 5
-"""The Retry-After of a refused reader, in seconds. It is an estimate: streams end whenever users close a page."""
+"""The value of Retry-After, in seconds, when a stream is refused. It is an estimate: streams end whenever users close a
+page."""
 LATEST_PLACE = 2**53
-"""An id above that of every row, for readers that want only new events."""
+"""An id higher than the id of any row, for readers that want only new events."""
 
 
 class EventStream:
@@ -76,7 +77,8 @@ class EventStream:
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[anyio.Event]:
-        """Count one more stream of this caller's principal, or raise `Busy`. The event is set when it must end."""
+        """Count one more stream for the caller's principal, or raise `Busy`. The yielded event is set when the stream
+        must end."""
         who, most, each = caller.principal.id, self._limits.event_streams, self._limits.event_streams_each
         if self._open[who] >= each:
             raise _too_many(f"You have {each} event streams open (limits.event_streams_each)")

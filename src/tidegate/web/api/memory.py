@@ -1,7 +1,7 @@
 """`/api/memory`: the notes that agents remember; list, edit as text, add and delete.
 
-Users see and change their own notes, and see the notes about the work of agents that they may use. The owner sees and
-changes all notes. An edited text replaces the notes only if they have not changed since it was read.
+Users see and change their own notes, and can also read the notes about the work of agents that they may use. The owner
+sees and changes all notes. An edited text replaces the notes only if they have not changed since it was read.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +30,7 @@ class MemoryQuery(msgspec.Struct):
 
 
 class NoteIn(msgspec.Struct):
-    """A note of one line. With `replaces`, it replaces the note with that number."""
+    """A note of one line. If `replaces` is set, the new note replaces the note with that number."""
 
     text: str
     principal: User | None = None
@@ -39,8 +39,8 @@ class NoteIn(msgspec.Struct):
 
 
 class MemoryIn(msgspec.Struct):
-    """All notes as text, one per line: with its number in brackets, or without a number if it is new. `version` is that
-    of the response that the text was edited from."""
+    """All notes as text, one per line. An existing note has its number in brackets; a new one has no number. `version`
+    is the version of the response that the text was edited from."""
 
     text: str
     version: Annotated[str, Meta(min_length=1, max_length=100)]

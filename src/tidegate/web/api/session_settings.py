@@ -1,7 +1,7 @@
 """The settings of conversations, and reloading their configuration.
 
-The owner sees the settings of all conversations. A conversation is changed by its principal or the owner; anyone else
-gets 404. The list is bounded and paged.
+The owner sees the settings of all conversations. Only a conversation's principal and the owner can change its settings;
+anyone else gets 404. The list is bounded and paged.
 """
 
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_SETTINGS = 500
-"""The largest page."""
+"""The maximum number of settings on a page."""
 
 
 class SettingsQuery(msgspec.Struct):

@@ -1,6 +1,6 @@
 """`/api/usage` and `/api/budgets`: the cost of models, and the budgets.
 
-Each user sees their own usage, and the owner everyone's. Only the owner sees shared budgets. The number of rows is
+Each user sees their own usage; the owner sees everyone's. Only the owner sees shared budgets. The number of rows is
 bounded; totals always cover all of them.
 """
 
@@ -20,7 +20,7 @@ from tidegate.web.app.http_request import parse_time
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_ROWS = 1000
-"""The maximum number of rows in a response: more than a month has hours."""
+"""The maximum number of rows in a response. It exceeds the number of hours in a month."""
 
 Time = Annotated[str, Meta(min_length=1, max_length=40)]
 
@@ -33,9 +33,9 @@ class UsageQuery(msgspec.Struct):
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """The total of the model calls with one key. `cached` and `written` are the parts of `input` that were read from
-    and written to the provider's cache; `reasoning` is a part of `output`. `cost` is in dollars, as far as prices are
-    known. `estimated` is the number of calls whose tokens the provider did not report."""
+    """The total of all model calls in one group. `cached` and `written` are the numbers of `input` tokens that were
+    read from and written to the provider's cache; `reasoning` is a part of `output`. `cost` is in dollars, counting
+    only models whose prices are known. `estimated` is the number of calls whose tokens the provider did not report."""
 
     key: str
     name: str
@@ -50,8 +50,8 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 class UsageAnswer(msgspec.Struct, frozen=True):
-    """Rows grouped by time are in order of time, all others by cost, highest first. `more`: there are further rows;
-    `total` covers all of them."""
+    """Rows grouped by time are in chronological order. All others are sorted by cost, highest first. `more` is true if
+    there are further rows; `total` covers all of them."""
 
     by: usage.By
     since: float
@@ -69,7 +69,7 @@ class BudgetsQuery(msgspec.Struct):
 
 
 class BudgetsAnswer(msgspec.Struct, frozen=True):
-    """`more`: there are further budgets, which are not listed."""
+    """`more` is true if there are further budgets, which are not listed."""
 
     budgets: list[BudgetView]
     more: bool

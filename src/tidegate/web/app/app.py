@@ -54,16 +54,16 @@ from tidegate.web.chat.completions import CHAT, ChatCompletions
 from tidegate.web.http1.protocol import ABORT, EXTRA
 
 FINAL_RESPONSE_SECONDS = 0.5
-"""The time for the error response of a request that is cut off when the process ends."""
+"""The time, in seconds, for sending the error response of a request that is cut off when the process ends."""
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
-"""Paths that are served even when all connections are in use and no descriptor is left."""
+"""Paths that are served even when all connections are in use and no file descriptors are left."""
 
 _API_HEADERS: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-"""Headers of every response of the two APIs, health checks and metrics, errors included. The page's files have other
-ones."""
+"""Headers of every response of the two APIs, the health checks and the metrics, including error responses. The page's
+files have different headers."""
 _ROUTE = "tidegate.route"
-"""Scope key of the declared path of a request's endpoint."""
+"""The scope key that holds the path declared by the request's endpoint."""
 OTHER = "other"
 """The route of requests to unknown paths."""
 
@@ -84,7 +84,8 @@ class _NoMethod(Refused):
 
 
 class _RecordedSend:
-    """A request's `send` that adds common headers and records the status and the end of the response."""
+    """A wrapper around a request's `send`. It adds common headers and records the status and the end of the
+    response."""
 
     __slots__ = ("_headers", "_send", "done", "status")
 
@@ -104,10 +105,10 @@ class _RecordedSend:
 
 
 class HttpCounters:
-    """Requests by route and status, and the durations of chat requests."""
+    """Counts requests by route and status, and measures the durations of chat requests."""
 
     BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-    """Upper bounds of the histogram in seconds, from the demo model's durations to those of long turns."""
+    """Upper bounds of the histogram in seconds. They range from the demo model's durations to those of long turns."""
 
     __slots__ = ("buckets", "requests", "seconds")
 
@@ -281,8 +282,8 @@ def create_app(
     descriptors: Descriptors | None = None,
     terminal: bytes = b"",
 ) -> App:
-    """Build the application. Nothing is opened or started. `gauges` returns further metrics by name; `terminal` is the
-    digest of the key that the command line uses."""
+    """Build the application. Nothing is opened or started. `gauges` returns additional metrics by name; `terminal` is
+    the digest of the key that the command line uses."""
 
     def agents(principal: Principal) -> tuple[str, ...]:
         return tuple(view.name for view in service.agents(principal))

@@ -24,15 +24,15 @@ from tidegate.store import KeyKind, PrincipalRow, Store, principals
 from tidegate.values import Frozen
 
 KNOWN_CALLERS = 4096
-"""The number of cached callers: more than a gateway has, at a few hundred bytes each."""
+"""The maximum number of cached callers. This is more than a gateway has, and each takes only a few hundred bytes."""
 KNOWN_SECONDS = 30.0
-"""How long a caller is cached. Revocations clear the cache immediately; all other changes take effect within this
-time."""
+"""The number of seconds for which a caller is cached. Revocations clear the cache immediately; all other changes take
+effect within this time."""
 COOKIE_SECONDS = 30 * 86400.0
-"""How long a browser stays signed in."""
+"""The number of seconds for which a browser stays signed in."""
 COOKIE_NAME = "tidegate"
 PAGE_TOKEN = b"x-page-token"
-"""The header with a browser's page token."""
+"""The name of the header that carries a browser's page token."""
 NEW_LINK = "open a new link from `tidegate up` or `tidegate status --link`"
 _CODE_STATES = {
     "used": "This link was already used; each works once",
@@ -58,8 +58,8 @@ class Caller(Frozen, frozen=True):
     """True if the key is the home folder's key, which the command line uses."""
 
     def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
-        """The channel of this caller's messages, derived from the credential: a browser's is the page. The home
-        folder's key counts as the terminal if a user is present, and otherwise as a program's key like any other."""
+        """The channel of this caller's messages, derived from the credential. For a browser, it is the page. The home
+        folder's key counts as the terminal if a user is present; otherwise it is treated like any program's key."""
         if self.via == "cookie":
             return "page"
         return "terminal" if self.is_terminal and attended else "http"
@@ -80,7 +80,7 @@ class KeyView(Frozen, frozen=True, omit_defaults=False):
 
 
 class BrowserView(Frozen, frozen=True, omit_defaults=False):
-    """A signed-in browser. `current` marks the one that makes the request."""
+    """A signed-in browser. `current` is true for the browser that makes the request."""
 
     id: str
     principal: str
@@ -128,7 +128,8 @@ class Credentials:
     # -- callers --
 
     async def caller(self, method: str, headers: Headers) -> Caller:
-        """The caller of a request. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another origin."""
+        """Returns the caller of a request. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another
+        origin."""
         authorization = headers.get(b"authorization")
         if authorization is not None:
             scheme, _, token = authorization.strip().partition(b" ")
@@ -173,7 +174,8 @@ class Credentials:
         )
 
     async def _mark_used(self, token: bytes) -> None:
-        """Record the use of a key for the operator's list. If the write fails, the request still succeeds."""
+        """Record that a key was used, for the operator's list of keys. If the write fails, the request still
+        succeeds."""
         try:
             await self._store.write(principals.mark_used, token, self._clock())
         except StoreFailed as error:
@@ -200,12 +202,13 @@ class Credentials:
     # -- signing in and out --
 
     def check_page(self, headers: Headers) -> None:
-        """Refuse a request from another origin's page or to a foreign host name."""
+        """Refuse a request that comes from a page of another origin or that names a foreign host."""
         self.check_host(headers)
         self.check_origin("POST", headers, needed=False)
 
     async def sign_in(self, code: str, browser: str, headers: Headers) -> SignIn:
-        """Exchange a one-time code for a sign-in, which replaces the browser's previous one. Uses up the code."""
+        """Exchange a one-time code for a sign-in. The code is used up, and the browser's previous sign-in is
+        replaced."""
         cookie, page_token = make_key(), make_page_token()
         previous = digest(_cookie(headers)), digest(headers.get(PAGE_TOKEN, b""))
 
@@ -226,12 +229,12 @@ class Credentials:
         return SignIn(self._set_cookie(headers, cookie, COOKIE_SECONDS), page_token)
 
     async def sign_out(self, caller: Caller, headers: Headers) -> bytes:
-        """End the caller's sign-in. Returns the value of Set-Cookie that removes its cookie."""
+        """End the caller's sign-in. Returns the Set-Cookie value that removes the cookie."""
         await self._revoke("cookie", id=caller.key, by=caller.principal.id)
         return self._set_cookie(headers, "", 0)
 
     async def browsers(self, caller: Caller) -> list[BrowserView]:
-        """The caller's signed-in browsers; for the owner, everyone's."""
+        """Returns the caller's signed-in browsers. The owner gets the browsers of all users."""
 
         def listing(db: Any, now: float) -> list[BrowserView]:
             names = {principal.id: principal.name for principal in principals.listing(db)}
@@ -255,13 +258,13 @@ class Credentials:
         return await self._store.read(listing, self._clock())
 
     async def sign_out_browser(self, caller: Caller, id: str) -> None:
-        """End one of the caller's sign-ins; for the owner, anyone's."""
+        """End one of the caller's sign-ins. The owner can end the sign-in of any user."""
         principal = None if caller.principal.is_owner else caller.principal.id
         if not await self._revoke("cookie", id=id, principal=principal, by=caller.principal.id):
             raise NotFound(f"There is no signed-in browser {id[:100]!r}.", code="browser_not_found")
 
     async def sign_out_everywhere(self, caller: Caller, *, everyone: bool) -> int:
-        """End all sign-ins of the caller, or everyone's. Returns their number."""
+        """End all sign-ins of the caller, or everyone's. Returns the number of sign-ins that were ended."""
         by = caller.principal.id
         return len(await self._revoke("cookie", principal=None if everyone else by, by=by))
 
@@ -297,7 +300,8 @@ class Credentials:
         self, by: Principal, name: str, label: str, agents: tuple[str, ...] | None, role: UserRole | None = None
     ) -> tuple[str, str, str]:
         """Create a key for the principal of that name, which is created if it does not exist. Returns the key, its id
-        and the principal's id. Agents and role belong to the principal, not to the key: different ones are refused."""
+        and the principal's id. Agents and role belong to the principal, not to the key. Values that differ from an
+        existing principal's are refused."""
         token = make_key()
 
         def add(db: Any, now: float) -> tuple[str, str]:
@@ -348,7 +352,8 @@ class Credentials:
     # -- hosts and origins --
 
     def check_host(self, headers: Headers) -> None:
-        """On loopback, refuse foreign host names: one that resolves to this address is another site (DNS rebinding)."""
+        """On loopback, refuse requests to foreign host names. A foreign name that resolves to this address belongs to
+        another site (DNS rebinding)."""
         if self._hosts is not None and _hostname(headers.get(b"host", b"")) not in self._hosts:
             raise NotAllowed(
                 "This host name does not belong to the gateway; use http://127.0.0.1 or add its origin to "
@@ -399,7 +404,8 @@ def _check_agents(by: Principal, agents: tuple[str, ...] | None) -> None:
 
 
 def cookie_name(headers: Headers) -> str:
-    """The cookie's name, with the port: cookies ignore ports, and two gateways on one host must not share one."""
+    """Returns the cookie's name, which includes the port. Browsers ignore the port when they send cookies, and two
+    gateways on one host must not share a cookie."""
     _, _, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
     return f"{COOKIE_NAME}_{port}" if port.isascii() and port.isdigit() else COOKIE_NAME
 

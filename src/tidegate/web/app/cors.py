@@ -1,4 +1,4 @@
-"""CORS: requests from other web pages, for the origins in `server.origins` and with a key only.
+"""CORS: requests from other web pages, allowed only for the origins in `server.origins` and only with a key.
 
 Without listed origins this module is not used, and browsers let no other page call the gateway. A page from a listed
 origin may call with its own key; it can never use the cookie of the gateway's own page.
@@ -14,14 +14,14 @@ _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
     b"X-Session-Id"
 )
-"""The headers allowed for a browser that does not request any."""
+"""The headers that are allowed for a browser that does not request any."""
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (b"access-control-max-age", b"600"),
 ]
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _NAMES_BYTES = 4096
-"""The longest list of header names: more than any client sends."""
+"""The longest accepted list of header names, in bytes. No client sends that many."""
 
 
 class Cors:
@@ -29,7 +29,7 @@ class Cors:
         self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in origins)
 
     def headers(self, scope: dict[str, Any]) -> Headers:
-        """The response headers that let a page from a listed origin read the response."""
+        """Returns the headers that let a page from a listed origin read the response."""
         origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
         if origin.lower() not in self._origins:
             return [(b"vary", b"Origin")]
@@ -43,7 +43,8 @@ class Cors:
         ]
 
     def preflight(self, scope: dict[str, Any], headers: Headers) -> HttpResponse | None:
-        """The response to a preflight request; None for any other request and for origins that are not listed."""
+        """Returns the response to a preflight request. Returns None for any other request and for origins that are not
+        listed."""
         if scope["method"] != "OPTIONS" or len(headers) < 2:
             return None
         requested = next((value for name, value in scope["headers"] if name == b"access-control-request-headers"), b"")

@@ -1,4 +1,4 @@
-"""Endpoints: their declaration, their requests and their routing.
+"""The declaration and routing of endpoints, and the requests that they handle.
 
 An `Endpoint` declares its path, parameters, required right and responses once, for routing and for OpenAPI. A handler
 is called only after its caller is authenticated and allowed, and the query and body have the declared types. The caller
@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     query: Any
     body: Any
     known_caller: Caller | None
-    """The caller; None on open endpoints."""
+    """The authenticated caller; None on open endpoints."""
     receive: Receive
     send: Send
 
@@ -54,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 Handler = Callable[[Request], Awaitable[HttpResponse | None]]
-"""Returns the response, or None if it has sent one itself."""
+"""Handles a request. Returns the response, or None if the handler has already sent it."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,19 +62,19 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     summary: str
     handler: Handler | None = None
-    """None for an endpoint that is only described here and served elsewhere."""
+    """The handler; None if the endpoint is only described here and served elsewhere."""
     access: Right | Literal["anyone", "page"] = "talk"
-    """The right that it requires. `page`: anyone, except pages of other origins."""
+    """The right that the endpoint requires. With `page`, anyone may use it, except pages of other origins."""
     query: Any = None
     body: Any = None
     body_bytes: int | None = None
-    """The largest body, if that is less than limits.body_bytes."""
+    """The largest body in bytes, if the limit is lower than limits.body_bytes."""
     responses: Mapping[int, Any] = {}
     """The type of the response body by status; a string is a content type without a schema."""
     refusals: tuple[int, ...] = ()
-    """Statuses of errors, besides those that every such endpoint has."""
+    """The error statuses of this endpoint, in addition to those that all such endpoints have."""
     headers: tuple[str, ...] = ()
-    """Request headers that have an effect here."""
+    """The request headers that have an effect on this endpoint."""
 
     @property
     def is_open(self) -> bool:
@@ -133,8 +133,8 @@ class PathApp:
     def _dropped_when_revoked(
         self, endpoint: Endpoint, caller: Caller | None, scope: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
-        """Drops the connection if the caller's credential is revoked while it reads. Event streams end by themselves,
-        and other methods continue: one of them may be the revocation."""
+        """Returns a context that drops the connection if the caller's credential is revoked during a GET request. Event
+        streams end by themselves, and requests with other methods continue: one of them may be the revocation."""
         drop = scope.get(ABORT)
         if caller is None or drop is None or endpoint.method != "GET" or endpoint.responses.get(200) == EVENT_STREAM:
             return nullcontext()
@@ -156,7 +156,7 @@ class Route:
 
     def __init__(self, path: str, app: PathApp, values: Mapping[str, str]) -> None:
         self.path = path
-        """The declared path: one of a fixed set, whatever was requested."""
+        """The declared path. It is one of a fixed set, whatever path was requested."""
         self.app = app
         self.values = values
 

@@ -4,7 +4,7 @@
 added check fails. It returns within `CHECK_SECONDS` even if nothing else responds. It costs one small write, at most
 once a second, however often it is called.
 
-A timer is registered with `expect` and reports with `beat`. Any other condition is added with `add` or `watch`.
+A timer is registered with `expect` and reports with `beat`. Other conditions are added with `add` or `watch`.
 """
 
 import asyncio
@@ -21,12 +21,14 @@ from tidegate.store import Store, maintenance
 CHECK_SECONDS = 5.0
 LAG_EVERY = 1.0
 LAG_ALLOWED = 1.0
-"""A loop that is this late was blocked; one that is merely busy is late by milliseconds."""
+"""The allowed delay of the event loop, in seconds. A loop with a longer delay was blocked; a busy one is late only by
+milliseconds."""
 MISSED_BEATS = 3
 GRACE_SECONDS = 30.0
-"""A timer is late after three missed beats and this grace period, so that one long run raises no alarm."""
+"""The grace period in seconds. A timer counts as late after three missed beats and this period, so that a single long
+run raises no alarm."""
 STORE_CHECK_INTERVAL = 1.0
-"""Seconds for which the result of a test write is reused."""
+"""The number of seconds for which the result of a test write is reused."""
 
 
 class _Beat:
@@ -62,7 +64,8 @@ class Health:
             known.last = self._clock()
 
     def watch(self, name: str, complaint: Callable[[], str | None]) -> None:
-        """Add a check that passes while `complaint` returns None; otherwise it returns what is wrong."""
+        """Add a check that passes while `complaint` returns None. Otherwise `complaint` returns a description of the
+        problem."""
         self._checks[name] = lambda: _check_watch(complaint())
 
     async def watch_loop(self) -> None:
@@ -74,7 +77,7 @@ class Health:
 
     @property
     def lag(self) -> float:
-        """Seconds by which the loop was late when last measured, or is late now."""
+        """The seconds by which the loop was late when last measured, or by which it is late now."""
         if self._ticked is None:
             return 0.0
         return max(self._lag, self._clock() - self._ticked - LAG_EVERY)
@@ -110,7 +113,7 @@ class Health:
         return Check(ok=True, detail=f"a write took {(self._clock() - began) * 1000:.1f} ms")
 
     def _check_database(self) -> Check:
-        """The store's open problems, including those that did not affect the test write."""
+        """Returns the store's open problems, including those that did not affect the test write."""
         stats = self._store.stats()
         if stats.problems:
             return Check(ok=False, detail="; ".join(f"{problem.kind}: {problem.text}" for problem in stats.problems))

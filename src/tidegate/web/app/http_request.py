@@ -2,9 +2,10 @@
 
 A known header that is repeated or has an invalid value is refused by name. All other headers are dropped.
 
-An invalid body is refused with 400 and the path of its first error (`messages[2].content`): not JSON, nested too
-deeply, not UTF-8, a repeated name, a number out of range, too many values. Nothing is guessed. Nothing larger than the
-limit is read, and large bodies count against a shared limit until they are released.
+An invalid body is refused with 400 and the path of its first error (`messages[2].content`). A body is invalid if it is
+not JSON or not UTF-8, is nested too deeply, repeats a name, has a number out of range, or has too many values. Nothing
+is guessed. Nothing larger than the limit is read, and large bodies count against a shared limit until they are
+released.
 """
 
 import asyncio
@@ -26,20 +27,21 @@ Receive = Callable[[], Awaitable[Any]]
 Headers = Mapping[bytes, bytes]
 
 NAME_LENGTH = 200
-"""Characters of a client's name for a conversation."""
+"""The maximum length of a client's name for a conversation, in characters."""
 KEY_LENGTH = 255
-"""Characters of an idempotency key, as in other APIs."""
+"""The maximum length of an idempotency key in characters, as in other APIs."""
 
 BODY_SECONDS = 60.0
-"""The time for a body to arrive. At the default limit of a body this is 280 KB/s."""
+"""The time for a body to arrive, in seconds. At the default size limit this requires 280 KB/s."""
 SMALL_BODY = 64 * 1024
-"""Bodies up to this size do not count against the shared limit."""
+"""Bodies up to this size, in bytes, do not count against the shared limit."""
 BODIES_AT_ONCE = 4
-"""The number of bodies of the largest size that may be in memory at the same time, before they become messages."""
+"""The number of bodies of the maximum size that may be in memory at the same time, before they are decoded to
+messages."""
 
 MOST_VALUES = 250_000
-"""The maximum number of JSON values in a body: several times as many as in the longest conversations. Decoding millions
-of empty lists would block all other requests for seconds."""
+"""The maximum number of JSON values in a body. This is several times as many as the longest conversations have.
+Decoding millions of empty lists would block all other requests for seconds."""
 
 _KNOWN = frozenset(
     {
@@ -72,7 +74,7 @@ _DIVIDERS = (b",", b"[", b"{")
 
 
 def parse_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The known headers by name; repeated cookies are joined."""
+    """Returns the known headers by name. Repeated cookies are joined."""
     known: dict[bytes, bytes] = {}
     for name, value in pairs:
         if name in _KNOWN:
@@ -126,7 +128,8 @@ def wants_all_events(headers: Headers) -> bool:
 
 
 def client_attempt(headers: Headers) -> Literal["none", "first", "again"]:
-    """The attempt that an official client reports: its first one, a retry, or `none` for other clients."""
+    """Returns the attempt that an official client reports: `first`, or `again` for a retry. Returns `none` for other
+    clients."""
     count = headers.get(b"x-stainless-retry-count", b"").strip()
     if count.isdigit() and int(count[:9]) > 0:
         return "again"
@@ -152,8 +155,8 @@ class ClientDisconnected(Exception):
 
 
 class RequestBodies:
-    """Reads bodies of at most `limit` bytes each, and `BODIES_AT_ONCE` times that together. A body counts from its
-    first bytes until `release`."""
+    """Reads request bodies of at most `limit` bytes each. Together they may have at most `BODIES_AT_ONCE` times that
+    size. A body counts from its first bytes until `release`."""
 
     def __init__(self, limit: int, *, seconds: float = BODY_SECONDS) -> None:
         self._limit = limit
@@ -162,8 +165,8 @@ class RequestBodies:
         self.held = 0
 
     async def read(self, length: bytes | None, receive: Receive, most: int | None = None) -> bytes:
-        """Read a complete body; `release` it once it is decoded. `length` is the value of Content-Length, `most` a
-        limit below the general one."""
+        """Read a complete body. The caller must `release` it once it is decoded. `length` is the value of
+        Content-Length; `most` is a limit for this body that is lower than the general one."""
         limit = self._limit if most is None else min(most, self._limit)
         if length is not None and length.isdigit() and int(length[:20]) > limit:
             raise self._too_large(limit)
@@ -184,7 +187,7 @@ class RequestBodies:
             raise _Slow(f"The body did not arrive within {self.seconds:g} s; send it again.") from None
 
     def release(self, size: int) -> None:
-        """Stop counting a body of this size: it is no longer in memory, or counted elsewhere."""
+        """Stop counting a body of this size, because it is no longer in memory or is counted elsewhere."""
         if size > SMALL_BODY:
             self.held -= size
 
@@ -233,7 +236,7 @@ class _Slow(Refused):
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """The typed value of a body; raises `Refused` with the path of its first error."""
+    """Decodes a body to its type. Raises `Refused` with the path of the first error."""
     if _is_crowded(body):
         raise Refused(f"The body contains more than {MOST_VALUES} values; send fewer.", code="too_many_values")
     try:
@@ -252,8 +255,8 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _is_crowded(body: bytes) -> bool:
-    """True if a body contains more than `MOST_VALUES` values, found without decoding it. Strings are removed first only
-    if the body has that many commas and brackets."""
+    """True if a body contains more than `MOST_VALUES` values. The values are counted without decoding the body. Strings
+    are removed first, but only if the body has that many commas and brackets."""
     if len(body) <= MOST_VALUES or sum(map(body.count, _DIVIDERS)) <= MOST_VALUES:
         return False
     most = 2 * MOST_VALUES  # a value and its name
@@ -280,14 +283,14 @@ def refuse_duplicates(body: bytes) -> None:
 
 
 def refuse(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -> Refused:
-    """The refusal for a validation error; see `validation_errors`."""
+    """Returns the refusal for a validation error; see `validation_errors`."""
     from tidegate.web.app.validation_errors import refusal  # imported only when a request is invalid
 
     return refusal(text, kind, root=root, texts_only=texts_only)
 
 
 def parse_time(param: str, text: str, now: float) -> float:
-    """A time in a query: a span before now, or a date or time in UTC."""
+    """Parses a time in a query: a period before now, or a date or time in UTC."""
     try:
         return now - float(Duration().read(text.strip()) or 0.0)
     except InvalidValue:

@@ -1,9 +1,10 @@
 """HTTP responses: JSON, and errors in OpenAI's format.
 
 Every exception becomes `{"error": {message, type, param, code}}` with all four members. The message of an unexpected
-one contains the id of an incident, which the log explains. Secrets are redacted from the message. Statuses: 4xx as the
-error says; 502, 503 or 504 for a model's failure (400 when the conversation is too long or its content was refused);
-507 for a full disk and 503 for any other failure of the store; 500 for damaged data and unexpected exceptions.
+exception contains an incident id; the log has the details of the incident. Secrets are redacted from the message.
+Statuses: 4xx as the error specifies; 502, 503 or 504 for a model's failure (400 when the conversation is too long or
+its content was refused); 507 for a full disk and 503 for any other failure of the store; 500 for damaged data and
+unexpected exceptions.
 """
 
 import math
@@ -26,7 +27,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 _NO_RETRY = (b"x-should-retry", b"false")
 """Official clients retry after 408, 409, 429 and 5xx unless the response says not to."""
 RETRY_SECONDS = 1
-"""The `Retry-After` of a temporary failure whose end is unknown."""
+"""The value of `Retry-After`, in seconds, for a temporary failure of unknown duration."""
 
 log = Log(__name__)
 
@@ -71,7 +72,7 @@ class ErrorResponses:
         return self.from_failure(failure)
 
     def from_failure(self, failure: Failure) -> HttpResponse:
-        """The response for a failed turn, live or replayed."""
+        """Returns the response for a failed turn, live or replayed."""
         retry_after = failure.retry_after
         if retry_after is None and failure.retry:
             retry_after = RETRY_SECONDS
@@ -83,11 +84,11 @@ class ErrorResponses:
         return response
 
     def failure_event(self, failure: Failure) -> bytes:
-        """A failed turn as an event of a stream that has already begun."""
+        """Returns a failed turn as an event of a stream that has already begun."""
         return b"data: " + self.from_failure(failure).body + b"\n\n"
 
     def error_event(self, error: Exception) -> bytes:
-        """An exception as an event of a stream that has already begun."""
+        """Returns an exception as an event of a stream that has already begun."""
         return b"data: " + self.from_error(error).body + b"\n\n"
 
     def _response(
@@ -105,7 +106,7 @@ class ErrorResponses:
 
 
 def request_id() -> bytes:
-    """A new value for `x-request-id`."""
+    """Returns a new value for `x-request-id`."""
     return b"req_" + os.urandom(12).hex().encode()
 
 

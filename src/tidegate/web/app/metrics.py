@@ -1,9 +1,9 @@
 """Metrics for Prometheus.
 
-A request adds to a few integers; everything else is read from the packages when it is scraped. Labels come from closed
-sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the number of series is
-bounded. There is no global registry. The Prometheus library is imported at the first scrape; a gateway that is never
-scraped does not load it.
+A request only increments a few integers. All other values are read from the packages when the metrics are scraped.
+Labels come from closed sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the
+number of series is bounded. There is no global registry. The Prometheus library is imported at the first scrape; a
+gateway that is never scraped does not load it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,8 @@ class Metrics:
             collect = staticmethod(self.read)
 
             def describe(self) -> "Iterator[Metric]":
-                """Describe nothing: describing by collecting would read the packages before they are open."""
+                """Describe nothing. Prometheus would otherwise collect the metrics to describe them, before the
+                packages are open."""
                 return iter(())
 
         self._counters = counters
@@ -147,7 +148,7 @@ class Metrics:
         yield from self._model_metrics(status.model_states)
 
     def _usage_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
-        """Metrics by configured model, and by budget of the whole gateway."""
+        """Yields the metrics by configured model, and by budget of the whole gateway."""
         tokens = _counter(
             "tidegate_tokens",
             "Tokens used by models, by kind; cached and written ones are part of the input.",
@@ -172,7 +173,7 @@ class Metrics:
         yield _gauge("tidegate_day_tokens", "Tokens used by models today (UTC).", value=status.budgets[0].tokens)
 
     def _model_metrics(self, states: dict[str, ModelStatus]) -> "Iterator[Metric]":
-        """Metrics by configured model and kind of failure."""
+        """Yields the metrics by configured model and kind of failure."""
         failures = _counter(
             "tidegate_model_failures",
             "Failed requests to models, including those that were retried, by kind.",

@@ -1,8 +1,8 @@
 """The chat page's static files.
 
 Only files of the folder that is part of the program are served, each with its content type, an ETag and security
-headers that exclude foreign scripts, frames and origins. All other names get 404, however they are written. Files are
-read in a thread and kept in a bounded cache.
+headers that exclude foreign scripts, frames and origins. All other names get 404, in any spelling or encoding. Files
+are read in a thread and kept in a bounded cache.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[1] / "static"
 KEPT_FILES = 64
 KEPT_BYTES = 2 * 1024 * 1024
 KEPT_SECONDS = 2.0
-"""The seconds until an edited file is served. Requests before that do not access the disk."""
+"""The maximum number of seconds until an edited file is served. Requests before that do not access the disk."""
 
 SECURITY_HEADERS = [
     (
@@ -59,7 +59,7 @@ class PageFiles:
         )
 
     async def get(self, name: str, known: bytes | None) -> HttpResponse:
-        """The file, or 304 for a client whose ETag is current."""
+        """Returns the file, or 304 for a client whose ETag is current."""
         response = await self._kept.get_or_make(name, lambda: anyio.to_thread.run_sync(self._read, name))
         tag = next(value for key, value in response.headers if key == b"etag")
         if known is not None and tag in (piece.strip() for piece in known.split(b",")):
@@ -70,7 +70,7 @@ class PageFiles:
         return self._kept.stats()
 
     def _read(self, name: str) -> HttpResponse:
-        """Names are compared with the files of the folder and never joined to a path."""
+        """Reads a file by name. Names are compared with the files of the folder and never joined to a path."""
         for path in self._folder.rglob("*"):
             if path.relative_to(self._folder).as_posix() == name and path.is_file() and not path.is_symlink():
                 kind = _TYPES.get(path.suffix)

@@ -32,7 +32,7 @@ class OpenStreams:
 
     def __init__(self, interval: float = KEEP_ALIVE_SECONDS, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.check_interval = interval / CHECKS_PER_INTERVAL
-        """Seconds between two checks for idle streams."""
+        """The number of seconds between two checks for idle streams."""
         self._idle_seconds = interval - self.check_interval
         self.clock = clock
         self.open: set[Stream] = set()
@@ -103,11 +103,11 @@ class Stream:
 
 
 def event(name: str, data: bytes, *, id: int | None = None) -> bytes:
-    """A named event. `data` is JSON, which contains no line breaks."""
+    """Returns a named event. `data` is JSON, which contains no line breaks."""
     head = b"id: %d\n" % id if id is not None else b""
     return b"%bevent: %b\ndata: %b\n\n" % (head, name.encode(), data)
 
 
 def comment(text: str) -> bytes:
-    """A line that every client ignores."""
+    """Returns a comment: a line that every client ignores."""
     return b": " + " ".join(text.split()).encode() + b"\n\n"

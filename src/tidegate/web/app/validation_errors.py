@@ -1,7 +1,8 @@
 """Validation errors in plain English.
 
-Each becomes one sentence that names the invalid value by its path in the request and says what it must be and, where
-that helps, what it was. Values are quoted only in part. This module is imported when the first invalid request arrives.
+Each error becomes one sentence. It names the invalid value by its path in the request and describes the expected value
+and, if that helps, the value received. Values are quoted only in part. This module is imported when the first invalid
+request arrives.
 """
 
 import re
@@ -36,8 +37,9 @@ _UNITS = {"str": "character", "array": "entry", "object": "entry"}
 
 
 def refusal(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -> Refused:
-    """The refusal for the validator's message `text` about a value of type `kind`, called `root` in the request.
-    `texts_only`: all values are strings, as in a query, so the message does not mention that."""
+    """Returns the refusal for the validator's message `text` about a value of type `kind`. `root` is the name of the
+    request in the message. With `texts_only`, all values are strings, as in a query, so the message does not mention
+    that."""
     path, of_key = "", False
     if found := _AT.search(text):
         path, of_key, text = found[2], found[1] is not None, text[: found.start()]
@@ -95,7 +97,7 @@ def _listed(words: list[str]) -> str:
 
 
 def _allowed(kind: Any, path: str) -> list[str]:
-    """The values of the choice at a path."""
+    """Returns the allowed values of the choice at a path."""
     found = [inspect.type_info(kind)]
     for step in _STEP.finditer(path):
         found = [inner for each in _unfolded(found) for inner in _within(each, step[1])]

@@ -1,8 +1,9 @@
 """A turn's events as a streamed chat completion.
 
-A plain client gets only OpenAI's chunks and SSE comments. Text that was sent cannot be withdrawn from it, so an answer
-that restarts after visible text ends with an error event instead. A client that requested all events gets every event,
-including withdrawn text. There is one object per reader; it holds only the state of that stream.
+A plain client gets only OpenAI's chunks and SSE comments. Text cannot be withdrawn once it has been sent to a plain
+client, so an answer that restarts after visible text ends with an error event instead. A client that requested all
+events gets every event, including withdrawn text. Each reader has its own object, which holds only the state of one
+stream.
 """
 
 import msgspec
@@ -46,7 +47,7 @@ class ChatStream:
         """The reason why this stream must end although its turn continues; empty otherwise."""
 
     def encode(self, events: list[Event]) -> bytes:
-        """The bytes for a batch of events. Consecutive pieces of text become one chunk."""
+        """Returns the bytes for a batch of events. Consecutive pieces of text become one chunk."""
         out: list[bytes] = []
         pieces: list[str] = []
         for event in events:
@@ -64,7 +65,7 @@ class ChatStream:
         return b"".join(out)
 
     def ending(self, outcome: Outcome) -> bytes:
-        """The last chunks of an answered turn, including its text if none was sent."""
+        """Returns the last chunks of an answered turn. They include the answer's text if none was sent before."""
         out = b""
         if outcome.text and not (self._has_text or self._last_has_text):
             out = self._text(outcome.text)

@@ -1,8 +1,8 @@
 """`POST /v1/chat/completions`, complete or streamed.
 
-The caller is authenticated before the body is read. The message is durable before anything is sent. Responses have
-OpenAI's format. When the client disconnects, the session service decides whether the turn stops or continues. The
-request's bytes are released as soon as the message is accepted, however long the turn takes.
+The caller is authenticated before the body is read. The message is stored durably before any part of the response is
+sent. Responses have OpenAI's format. When the client disconnects, the session service decides whether the turn stops or
+continues. The request's bytes are released as soon as the message is accepted, however long the turn takes.
 """
 
 import hashlib
@@ -66,7 +66,8 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class SteeredAnswer(msgspec.Struct, frozen=True):
-    """The message joined the running turn; the answer is sent in that turn's own response."""
+    """The response to a message that joined the running turn. The answer is sent in the response to the request that
+    started the turn."""
 
     id: str
     session: str
@@ -83,7 +84,7 @@ CHAT = Endpoint(
     refusals=(404, 409, 413, 422, 429, 502, 503, 504),
     headers=("X-Session-Id", "X-Busy", "X-On-Disconnect", "X-Events", "Idempotency-Key"),
 )
-"""Only the description: the app handles this path before any routing, since it is the most frequent one."""
+"""The description of the endpoint. The app handles this path before any routing, since it is the most frequent one."""
 
 
 class ResponseOptions(msgspec.Struct, frozen=True):
@@ -99,11 +100,11 @@ class ResponseOptions(msgspec.Struct, frozen=True):
     ignores_tools: bool = False
     """True if the request has tools that the agent ignores."""
     names: dict[str, str] = msgspec.field(default_factory=dict)
-    """The request's own names for fields that `Call` names differently."""
+    """The request's names for fields that have another name in `Call`."""
 
 
 class AcceptedRequest(msgspec.Struct, frozen=True):
-    """A request whose message is accepted: its turn, and how to respond."""
+    """A request whose message was accepted, with its turn and the options of the response."""
 
     acceptance: Acceptance
     options: ResponseOptions
@@ -235,7 +236,7 @@ class ChatCompletions:
         await send_response(send, json_response(value, headers=headers))
 
     async def _send_error(self, response: HttpResponse, request: AcceptedRequest, send: Send) -> None:
-        """The error with the turn's id: the turn exists, whatever its outcome."""
+        """Sends an error with the turn's id, because the turn exists whatever its outcome."""
         response.headers.extend(_turn_headers(request))
         await send_response(send, response)
 
@@ -308,7 +309,7 @@ class ChatCompletions:
         await self._send_error(self._errors.from_failure(failure), request, send)
 
     async def _missing_outcome(self, request: AcceptedRequest) -> Failure:
-        """The reason why a turn's log was closed early: the gateway is stopping, or the session was deleted."""
+        """Returns the reason why a turn's log was closed early: the gateway is stopping, or the session was deleted."""
         try:
             outcome = await self._service.wait(request.acceptance.turn)
         except Stopping:
@@ -319,7 +320,7 @@ class ChatCompletions:
 
 
 def _is_partial(outcome: Outcome) -> bool:
-    """True if the turn was stopped after it had produced text. That text is then its answer."""
+    """True if the turn was stopped after it had produced text. That text is then the answer."""
     return outcome.state == "stopped" and bool(outcome.text)
 
 
@@ -329,7 +330,7 @@ def _with_caller_names(failure: Failure, options: ResponseOptions) -> Failure:
 
 
 def _caller_names(param: str | None, message: str, options: ResponseOptions) -> tuple[str | None, str]:
-    """The field and the message of an error, with the request's own names for its fields."""
+    """Returns the field and the message of an error, in which fields have the names that the request used."""
     if param not in options.names:
         return param, message
     for field, name in options.names.items():
@@ -350,8 +351,9 @@ def _turn_headers(request: AcceptedRequest) -> list[tuple[bytes, bytes]]:
 
 
 def _is_plain(body: bytes, request: ChatRequest) -> bool:
-    """True if the body has nothing but the model, messages with a role and a text, and perhaps `stream`. It then has
-    exactly as many strings as those fields need, so no name is repeated. Any other body is decoded again to check."""
+    """True if the body contains only the model, messages with a role and a text, and perhaps `stream`. In that case it
+    has exactly as many strings as those fields need, so no name is repeated. Any other body is decoded again to
+    check."""
     if b"\\" in body:
         return False
     strings = 3 if request.stream is None else 4
@@ -363,8 +365,8 @@ def _is_plain(body: bytes, request: ChatRequest) -> bool:
 
 
 def _canonical(body: bytes) -> bytes:
-    """The same bytes for equal JSON, however it is formatted. Returns the body unchanged if an ignored field has a
-    number that is too large to decode."""
+    """Returns the same bytes for equal JSON, regardless of formatting. Returns the body unchanged if an ignored field
+    has a number that is too large to decode."""
     try:
         return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     except (msgspec.DecodeError, ValueError, OverflowError):
@@ -372,7 +374,8 @@ def _canonical(body: bytes) -> bytes:
 
 
 def _receipts(key: str | None, attempt: str, name: str | None, body: bytes) -> tuple[Receipt, ...]:
-    """The identities by which a repeated request is recognised: the idempotency key, and an official client's retry."""
+    """Returns the identities by which a repeated request is recognised: the idempotency key, and for official clients,
+    which retry on their own, a digest of the body."""
     receipts: list[Receipt] = []
     where = (name or "").encode()
     if key is not None:

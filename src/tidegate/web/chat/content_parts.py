@@ -1,7 +1,7 @@
-"""The content parts of a message: text, and in user messages and tool results also pictures, sounds and files.
+"""The content parts of a message: text, and in user messages and tool results also pictures, audio and files.
 
-The type of a part is detected from its first bytes; a mismatch is refused with the path of the part. Text files
-become text; pictures, sounds and PDFs become attachments, however they are sent. Nothing is fetched from a URL.
+The type of a part is detected from its first bytes; a mismatch is refused with the path of the part. Text files become
+text; pictures, audio and PDFs become attachments, whichever type of part contains them. Nothing is fetched from a URL.
 """
 
 import binascii
@@ -16,7 +16,7 @@ from tidegate.values import PDF, Attachment
 
 MEDIA_PARTS = ("image_url", "input_audio", "file")
 NAME_CHARACTERS = 200
-"""The longest file name shown to a model."""
+"""The maximum length of a file name shown to a model, in characters."""
 FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 
 _DATA_URL = re.compile(r"data:image/(png|jpe?g|gif|webp);base64,", re.IGNORECASE)
@@ -48,7 +48,7 @@ class ContentPart(msgspec.Struct):
 
 
 def attachment_of(part: ContentPart, where: str, message: int) -> Attachment | None:
-    """The attachment of a part whose type is in `MEDIA_PARTS`; None for a text file."""
+    """Returns the attachment of a part whose type is in `MEDIA_PARTS`. Returns None for a text file."""
     filename = detail = ""
     if part.type == "input_audio":
         data = _sound(part.input_audio, f"{where}.input_audio")
@@ -67,7 +67,7 @@ def attachment_of(part: ContentPart, where: str, message: int) -> Attachment | N
 
 
 def text_of_file(part: ContentPart, where: str) -> str:
-    """The text of a file, below a line with its name; empty for media."""
+    """Returns the text of a file below a line with the file's name. Returns an empty string for media."""
     data = _file(part.file, f"{where}.file")
     if media_type_of(data):
         return ""

@@ -33,7 +33,7 @@ MAX_STOP_CHARACTERS = 500
 MAX_METADATA = 16
 MAX_METADATA_CHARACTERS = 512
 MAX_BIASES = 1024
-"""OpenAI's own limits."""
+"""Limits that OpenAI documents for these fields."""
 
 EXTRAS: dict[str, Any] = {
     "cache_prompt": bool,
@@ -61,18 +61,20 @@ EXTRAS: dict[str, Any] = {
     "typical_p": float,
 }
 """Fields that only some providers of OpenAI's API support, with their types. They are forwarded to providers that may
-support them. For other providers, those that change the answer are refused (`refuse_extras`)."""
+support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
 
 SYSTEM_ALONE = "The caller sent a system message and nothing else."
-"""Replaces the missing user message of a named session, whose prompt contains the system message."""
+"""Replaces the missing user message in a request to a named session that has only a system message. The system message
+itself becomes part of the session's prompt."""
 
 MOST_MEDIA = 50
-"""The maximum number of pictures, sounds and documents in a request: most are examined by a process each."""
+"""The maximum number of pictures, audio files and documents in a request. Most of them are examined in a separate
+process each."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Tokens = Annotated[int, Meta(ge=-1, le=100_000_000)]
-"""Some clients send -1 for no limit."""
+"""A limit in tokens. Some clients send -1 for no limit."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Label = Annotated[str, Meta(max_length=512)]
 
@@ -162,7 +164,7 @@ def has_tools(request: ChatRequest) -> bool:
 
 
 def field_aliases(request: ChatRequest) -> dict[str, str]:
-    """The names in the request of fields that `Call` names differently."""
+    """Returns the request's names for fields that have another name in `Call`."""
     names: dict[str, str] = {}
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -176,7 +178,7 @@ def field_aliases(request: ChatRequest) -> dict[str, str]:
 
 
 def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
-    """The parameters of one call. Unsupported ones are refused, not dropped. `mode` is the agent's setting
+    """Parses the parameters of one call. Unsupported ones are refused, not dropped. `mode` is the agent's setting
     `caller_tools`; `extras` is the result of `parse_extras`."""
     if request.n is not None and request.n != 1:
         raise Refused(f"`n` is {request.n}; each request gets one answer: send 1 or leave it out.", param="n")
@@ -217,7 +219,8 @@ def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
 
 
 def _parallel(request: ChatRequest, tools: CallerTools | None) -> bool | None:
-    """An answer to the older `functions` has one `function_call`, so the model is limited to one call."""
+    """Returns the setting for parallel calls. An answer to a request with the older `functions` has a single
+    `function_call`, so the model is then limited to one call."""
     if request.parallel_tool_calls is None and tools is not None and is_present(request.functions):
         return False
     return request.parallel_tool_calls
@@ -243,7 +246,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _most_tokens(request: ChatRequest) -> int | None:
-    """The limit of the answer's tokens. The newer name of the field has priority."""
+    """Returns the limit of the answer's tokens. If both names of the field are used, the newer one has priority."""
     for param in ("max_completion_tokens", "max_tokens"):
         value: int | None = getattr(request, param)
         if value == 0:
@@ -260,7 +263,7 @@ def _biases(biases: dict[str, float] | None) -> dict[str, float] | None:
 
 
 def _metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """The metadata as strings, which providers require. Other values are encoded as JSON."""
+    """Returns the metadata as strings, which providers require. Other values are encoded as JSON."""
     if not metadata:
         return None
     if len(metadata) > MAX_METADATA:
@@ -277,8 +280,8 @@ def _metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
 
 
 def parse_extras(body: bytes) -> bytes:
-    """The fields of a request that only some providers support, as a JSON object. Empty if there are none; null counts
-    as absent."""
+    """Returns the fields of a request that only some providers support, as a JSON object. The object is empty if there
+    are none; null counts as absent."""
     found = {name: value for name, value in _decode_fields(body).items() if name in EXTRAS and bytes(value) != b"null"}
     for name, value in found.items():
         _checked(name, value, EXTRAS[name])
@@ -289,7 +292,7 @@ def parse_extras(body: bytes) -> bytes:
 
 
 def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
-    """The tools in the request, if the agent accepts them. `mode` is the agent's setting `caller_tools`."""
+    """Returns the tools in the request, if the agent accepts them. `mode` is the agent's setting `caller_tools`."""
     param = "functions" if is_present(request.functions) else "tools"
     raw = request.functions if param == "functions" else request.tools
     if not is_present(raw):
@@ -328,7 +331,8 @@ def _definition(function: "_Function", param: str) -> ToolDefinition:
 
 
 def _choice(request: ChatRequest) -> bytes:
-    """The tool choice, by its newer or its older name. In a request without tools it applies to the agent's own."""
+    """Returns the tool choice, from the newer or the older field. In a request without tools it applies to the agent's
+    own tools."""
     if is_present(request.tool_choice):
         return _tool_choice(request.tool_choice)
     return _old_choice(request.function_call) if is_present(request.function_call) else b""
@@ -392,7 +396,7 @@ def _response_format(request: ChatRequest) -> bytes:
 
 
 class ParsedMessages(Frozen, frozen=True):
-    """A request's messages after parsing: those to add, the extra prompt, and the attachments."""
+    """The result of parsing a request's messages: the messages to add, the extra prompt, and the attachments."""
 
     messages: tuple[Message, ...]
     extra_prompt: str | None
@@ -400,8 +404,8 @@ class ParsedMessages(Frozen, frozen=True):
 
 
 def parse_new_messages(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
-    """For a named session, whose history the gateway has: the messages after the last assistant message are new.
-    Results of the caller's tools come first, then all user messages become one."""
+    """Parses a request to a named session. The gateway already has the history, so only messages after the last
+    assistant message are new. Results of the caller's tools come first; all user messages are joined into one."""
     last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
     prompts: list[str] = []
     results: list[Message] = []
@@ -448,7 +452,7 @@ def parse_new_messages(messages: Sequence[ChatMessage], limit: int) -> ParsedMes
 
 
 def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
-    """For an ephemeral session: the complete conversation."""
+    """Parses a request to an ephemeral session, which contains the complete conversation."""
     prompts: list[str] = []
     attachments: list[Attachment] = []
     found: list[Message] = []
@@ -498,9 +502,10 @@ def _parsed(messages: tuple[Message, ...], prompt: str, attachments: list[Attach
 def _assistant(
     message: ChatMessage, index: int, open_calls: dict[str, str], used_ids: set[str], *, results_by_id: bool
 ) -> Message:
-    """An assistant message. OpenAI allows a call id to be reused in a later message; other providers do not, so a
-    repeated id gets a suffix. `open_calls` maps each id to the one used here. A message with both `tool_calls` and the
-    older `function_call` repeats a call: the results that follow decide which field counts."""
+    """Parses an assistant message. OpenAI allows a call id to be reused in a later message. Other providers do not, so
+    a repeated id gets a suffix, and `open_calls` maps each original id to its replacement. A message with both
+    `tool_calls` and the older `function_call` has the call twice. The results that follow decide which of the two
+    fields is used."""
     text = _text(message, index) or message.refusal or ""
     old = message.function_call
     listed = message.tool_calls if old is None or results_by_id else None
@@ -522,7 +527,7 @@ def _assistant(
 
 
 def _call_id(message: ChatMessage, index: int, open_calls: dict[str, str]) -> str:
-    """The id, in the resulting conversation, of the call that a tool result belongs to."""
+    """Returns the id of the call that a tool result belongs to, as used in the resulting conversation."""
     call_id = message.tool_call_id
     if message.role == "function" and call_id is None and open_calls:
         call_id = next(iter(open_calls))
@@ -542,14 +547,15 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
 
 
 def _user_content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
-    """The text and attachments of a user message, which will have this number."""
+    """Returns the text and attachments of a user message. `number` is the position of the message among the parsed
+    ones."""
     if message.content is None:
         raise Refused(f"`messages[{index}].content` is missing.", param=f"messages[{index}].content")
     return _content(message, index, number, limit)
 
 
 def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
-    """The text and attachments of a user message or a tool result."""
+    """Returns the text and attachments of a user message or a tool result."""
     attachments: list[Attachment] = []
     for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if part.type in MEDIA_PARTS and (media := attachment_of(part, f"messages[{index}].content[{place}]", number)):
@@ -589,7 +595,7 @@ def _text(message: ChatMessage, index: int) -> str:
 
 
 def _bound(text: str, index: int, limit: int) -> None:
-    """Refuse a text larger than `limit`, which is limits.message_bytes everywhere in this module."""
+    """Refuse a text of more than `limit` bytes. Everywhere in this module, `limit` is limits.message_bytes."""
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise TooLarge(
             f"`messages[{index}].content` is larger than limits.message_bytes ({limit} bytes).",

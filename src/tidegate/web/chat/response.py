@@ -1,6 +1,7 @@
 """OpenAI's chat completion responses, complete and in chunks.
 
-The official client's types accept every response. The fields common to all chunks of a response are encoded once.
+Every response is valid for the types of the official client. The fields common to all chunks of a response are encoded
+once.
 """
 
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import msgspec
 from tidegate.values import Outcome, ToolCall, Usage
 
 _FINISH = {"stopped": "stop", "error": "stop", "": "stop"}
-"""Finish reasons of the gateway that OpenAI does not have."""
+"""OpenAI's equivalents of the gateway's own finish reasons."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
@@ -24,8 +25,8 @@ class ReasoningTokens(msgspec.Struct, frozen=True):
 
 
 class UsageOut(msgspec.Struct, frozen=True):
-    """Tokens, summed over the steps of the turn. `estimated` is present if the provider did not report all of them: an
-    interrupted call has no count."""
+    """Tokens, summed over the steps of the turn. `estimated` is present if the provider did not report all of them, as
+    when a call was interrupted."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -76,7 +77,7 @@ class Completion(msgspec.Struct, frozen=True):
     usage: UsageOut
     object: Literal["chat.completion"] = "chat.completion"
     notices: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Notices for the user besides the answer; not part of OpenAI's format."""
+    """Notices for the user in addition to the answer. They are not part of OpenAI's format."""
 
 
 def completion_id(turn: str) -> str:
@@ -124,8 +125,8 @@ def finish_reason(outcome: Outcome, *, old_functions: bool) -> FinishReason:
 
 
 def _shows_tool_calls(calls: tuple[ToolCall, ...], *, old_functions: bool) -> bool:
-    """Whether an answer has `tool_calls`. An answer with the older `function_call`, which holds one call, has them too
-    if the model made several calls nevertheless."""
+    """True if the response has `tool_calls`. A client that uses the older `function_call`, which holds a single call,
+    also gets `tool_calls` if the model made several calls."""
     return len(calls) > 1 if old_functions else bool(calls)
 
 
@@ -168,7 +169,7 @@ class Chunks:
         return b'%b{"index":0,"delta":{%b%b' % (self._head, b",".join(pieces), self._tail)
 
     def ending(self, outcome: Outcome) -> bytes:
-        """The chunk with the finish reason, the usage if it was requested, and the end marker."""
+        """Returns the last chunks: the finish reason, the usage if it was requested, and the end marker."""
         reason = finish_reason(outcome, old_functions=self._old_functions).encode()
         logprobs = b'{"content":%b,"refusal":null}' % bytes(outcome.logprobs) if outcome.logprobs else b"null"
         last = b'{"index":0,"delta":{},"logprobs":%b,"finish_reason":"%b"}' % (logprobs, reason)

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection: uvicorn's protocol with limits and with Tidegate's error responses.
 
 The request line and headers are bounded in bytes, number and time. An idle connection is closed after its keep-alive
-time, and a connection that never sends a request after `HttpTimes.head`. A client that stops reading is dropped. A
-request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
+time. A connection that never sends a request is closed after `HttpTimes.head`. A client that stops reading is dropped.
+A request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
 format after the responses to the requests before it, and the connection is closed. A client gets its response even
 while it is still sending, after it has closed its sending side (without TLS), and over HTTP/1.0.
 
@@ -26,21 +26,24 @@ from tidegate.web.app.http_response import ErrorAnswer, ErrorBody, request_id
 from tidegate.web.http1.transport import BufferedTransport, HalfCloseWatch
 
 HEADER_BYTES = 64 * 1024
-"""Request line and headers together. Only the cookies of a browser on localhost can be large."""
+"""The maximum size of the request line and headers together, in bytes. Only a browser's cookies for localhost can make
+them large."""
 HEADER_COUNT = 200
 READ_BYTES = 256 * 1024
-"""The most that one read returns: perhaps the end of the previous body, then the beginning of a head."""
+"""The maximum number of bytes that one read returns. They may contain the end of one request's body and the beginning
+of the next request's head."""
 ABORT = "tidegate.abort"
-"""Scope key of the function that drops the request's connection."""
+"""The scope key of the function that drops the request's connection."""
 EXTRA = "tidegate.extra"
-"""Scope key that is present when the request's connection is one beyond the limit."""
+"""A scope key that is present if the request's connection exceeds the limit on connections."""
 EXTRA_HEAD_SECONDS = 5.0
-"""The time for the head on such a connection, of which there are only a few."""
+"""The time, in seconds, for the request line and headers on a connection that exceeds the limit. There are only a few
+such connections."""
 
 _TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?", re.ASCII)
-"""A host as in RFC 3986, with an optional port."""
+"""A pattern for a host as defined in RFC 3986, with an optional port."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _VERSIONS = ("1.0", "1.1")
 
@@ -51,9 +54,9 @@ class HttpTimes(NamedTuple):
     head: float = 20.0
     """The request line and headers must arrive within this time."""
     stall: float = 60.0
-    """A client that has read nothing for this long is treated as disconnected."""
+    """If a client reads nothing for this long, it is treated as disconnected."""
     idle: float = 1.0
-    """A connection that was opened or used more recently than this is not closed in favour of another."""
+    """A connection is not closed in favour of another if it was opened or used within this time."""
 
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
@@ -78,7 +81,7 @@ class HttpConnection(HttpToolsProtocol):
         self._times = times
         self._lost = lost
         self.since = loop.time()
-        """When the connection was opened or completed its last response (loop time)."""
+        """The loop time at which the connection was opened or completed its last response."""
         self.logger = logging.getLogger("tidegate.web")
         self.access_log = False
         self._start = start
@@ -122,7 +125,8 @@ class HttpConnection(HttpToolsProtocol):
         self._lost(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The peer has closed its sending side. Keeps the connection open while a complete request is unanswered."""
+        """Handle the end of the peer's sending side. The connection stays open while a complete request waits for its
+        response."""
         cycle = self.cycle
         if self.is_idle or self._buffered.unread or self.scheme == "https":
             return False
@@ -199,7 +203,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """Refuse what the parser accepts but RFC 9112 forbids."""
+        """Refuse requests that the parser accepts but RFC 9112 forbids."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
@@ -273,7 +277,8 @@ class HttpConnection(HttpToolsProtocol):
 class Http10Response:
     """A request's `send` for HTTP/1.0 clients, which do not support chunked encoding.
 
-    A response with a length stays unchanged. A streamed one is sent without chunks and ends when the connection closes.
+    A response with a known length is sent unchanged. A streamed response is sent without chunks and ends when the
+    connection closes.
     """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -292,7 +297,7 @@ class Http10Response:
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Rename the Upgrade header of a head, since no other protocol is offered here. The parser would honour it and read
-    no body, and clients that offer h2c with an ordinary POST are common."""
+    """Rename the Upgrade header of a request, since no other protocol is offered here. Otherwise the parser would
+    switch protocols and read no body. Clients that offer h2c with an ordinary POST are common."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

@@ -1,9 +1,9 @@
 """The HTTP server, on a bound socket and in a scope that its owner passes in.
 
-It installs no signal handler, opens no port and starts no task outside its scope. Connections are bounded by a share of
-the process's file descriptors. At the limit, the connections that have been idle longest are closed. If all are busy, a
-few more are accepted for requests about the gateway's health and get 503 for anything else; further ones wait in the
-kernel's queue.
+It installs no signal handler, opens no port and starts no task outside its scope. The number of connections is limited
+to a share of the process's file descriptors. At the limit, the connections that have been idle longest are closed. If
+all are busy, a few more are accepted for requests about the gateway's health and get 503 for anything else; further
+ones wait in the kernel's queue.
 
 Stopping is prompt and ordered: no new connections are accepted, idle ones are closed, event streams end, running
 requests may finish until the scope's deadline, and then the rest are dropped. When the scope is closed, no connection
@@ -31,20 +31,24 @@ from tidegate.web.app.app import App
 from tidegate.web.http1.protocol import HttpConnection, HttpTimes
 
 BACKLOG = 1024
-"""Connections that the kernel queues while the gateway is busy."""
+"""The maximum number of connections that the kernel queues while the gateway is busy."""
 KEEP_ALIVE_SECONDS = 75
-"""How long an unused connection stays open: longer than common clients keep theirs, so that clients close first."""
+"""The number of seconds that an unused connection stays open. It is longer than the timeout of common clients, so that
+clients close first."""
 DESCRIPTOR_SHARE = 0.5
-"""The share of the process's descriptors for clients' connections; the rest is for models, the store and children."""
+"""The share of the process's descriptors that clients' connections may use. The rest is for models, the store and child
+processes."""
 MOST_CONNECTIONS = 8192
 EXTRA_CONNECTIONS = 8
-"""Connections beyond the limit, for requests about the gateway's health: fewer than the reserve of descriptors."""
+"""The number of connections accepted beyond the limit, for requests about the gateway's health. It is smaller than the
+reserve of descriptors."""
 SHED_SHARE = 1 / 32
-"""The share of connections closed at once when there are too many: finding the idle ones means scanning all."""
+"""The share of connections that are closed together when there are too many. Several are closed each time, because
+finding the idle ones means scanning all connections."""
 RECENT_SECONDS = 10.0
-"""How long `/readyz` reports that a connection was accepted beyond the limit or not at all."""
+"""The number of seconds for which `/readyz` reports that a connection exceeded the limit or was not accepted."""
 CONNECTION_BYTES = 12 * 1024
-"""The memory of a connection: its socket, transport, parser and current request. Measured."""
+"""The measured memory of a connection: its socket, transport, parser and current request."""
 
 log = Log(__name__)
 
@@ -117,7 +121,7 @@ class Server:
         return "reserve" if self._extra < EXTRA_CONNECTIONS else "none"
 
     def _shed(self) -> bool:
-        """Close the connections that have been idle longest. Returns whether there were any."""
+        """Close the connections that have been idle longest. Returns True if any were closed."""
         before = asyncio.get_running_loop().time() - self.times.idle
         idle = [
             each
@@ -167,7 +171,7 @@ class Server:
             self._listener.resume()
 
     def check(self) -> Check:
-        """The check of this server for `/readyz`: whether it accepts connections."""
+        """Check for `/readyz` whether this server accepts connections."""
         recent = time.monotonic() - RECENT_SECONDS
         open, limit = self._descriptors.open, self._descriptors.limit
         failed = self._listener is not None and (self._listener.failed_at or 0) > recent
@@ -194,7 +198,8 @@ class Server:
         return self._scope.start(cycle.run_asgi, app, name="request", at_close="finish")
 
     async def _keep_date(self) -> None:
-        """Update the Date header every second. The scope cancels this first, which starts the shutdown."""
+        """Update the Date header every second. When the scope closes, it cancels this task first, which starts the
+        shutdown."""
         try:
             while True:
                 await asyncio.sleep(1)
@@ -211,7 +216,7 @@ class Server:
             connection.shutdown()
 
     async def _drop(self) -> None:
-        """Drop the connections still open when every request has ended or the deadline has passed."""
+        """Drop the connections that are still open when every request has ended or the deadline has passed."""
         for connection in list(self._state.connections):
             connection.transport.abort()
         if self._listener is not None:
@@ -219,7 +224,7 @@ class Server:
         await asyncio.sleep(0)  # an aborted transport notifies its connection in the next iteration of the event loop
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
-        """Clients' connections, with the bytes that wait to be sent."""
+        """Measure clients' connections and the bytes that wait to be sent."""
         count = len(self._state.connections)
         waiting = sum(each.transport.get_write_buffer_size() for each in self._state.connections)
         yield "process", Holding(count, count * CONNECTION_BYTES + waiting, fds=count)

@@ -1,9 +1,9 @@
 """The transport of an HTTP connection: buffered writes, a lingering close and the check of half-closed peers.
 
 `BufferedTransport` wraps asyncio's transport. Everything written in one iteration of the event loop leaves in one
-system call, so a response head and its body share a packet. `close` while the peer is still sending keeps what was
-already written (`LingeringClose`); a second `close` ends that as well. A peer that does not read the rest of its
-response is dropped like any other that stops reading.
+system call, so a response head and its body share a packet. If `close` is called while the peer is still sending,
+everything already written is still delivered (`LingeringClose`); a second `close` gives up on that, too. A peer that
+does not read the rest of its response is dropped like any other that stops reading.
 
 `HalfCloseWatch` distinguishes a peer that has only closed its sending side, which stays connected, from one that has
 hung up, which is dropped soon after.
@@ -16,16 +16,19 @@ import socket
 from typing import Any
 
 LINGER_BYTES = 64 * 1024 * 1024
-"""As much as four bodies of the default limit: more than a client sends by mistake."""
+"""The maximum number of bytes that a lingering close reads and discards. It equals four bodies of the default limit,
+more than a client sends by mistake."""
 LINGER_SECONDS = 30.0
-"""Long enough to receive the rest of a body and deliver the response over a slow connection."""
+"""The maximum duration of a lingering close in seconds. It is enough to receive the rest of a body and deliver the
+response over a slow connection."""
 
 HEAD_START = b"HTTP/1.1 "
 """The first bytes of every response, whatever its status."""
 CHUNK_START = b"0"
-"""The size of any chunk may be written with a leading zero."""
+"""The start of a chunk's size, which may always be written with a leading zero."""
 FIRST_PROBE_SECONDS = 0.02
-"""Time for the reset of a nearby peer to arrive. Each later probe waits twice as long, for more distant peers."""
+"""The seconds to wait for a TCP reset from a nearby peer. Each later probe waits twice as long, for more distant
+peers."""
 LONGEST_PROBE_SECONDS = 1.0
 
 
@@ -37,7 +40,7 @@ class BufferedTransport(asyncio.Transport):
         self._buffer: list[bytes] = []
         self._sent_ahead = b""
         self.unread = False
-        """True if the peer has begun a request that has not arrived completely."""
+        """True if the peer has begun to send a request that has not arrived completely."""
         self.abort = transport.abort  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
@@ -70,7 +73,7 @@ class BufferedTransport(asyncio.Transport):
         LingeringClose(receiver, self._transport, self._loop).start()
 
     def send_ahead(self, data: bytes) -> None:
-        """Send, immediately, the bytes that the next write will begin with."""
+        """Send the first bytes of the next write immediately."""
         self.flush()
         self._transport.write(data)
         self._sent_ahead = data
@@ -89,11 +92,11 @@ def _always_closing() -> bool:
 
 
 def _discard(data: Any) -> None:
-    """Discard data that is written after the close."""
+    """Discard data that is written after the connection was closed."""
 
 
 class LingeringClose(asyncio.Protocol):
-    """The end of a connection whose response was sent before its request had arrived completely.
+    """Closes a connection whose response was sent before its request had arrived completely.
 
     Reads and discards what the peer still sends until the peer hangs up, so that no TCP reset overtakes the response.
     Gives up after `LINGER_BYTES` or `LINGER_SECONDS`. It replaces the connection as the transport's protocol and
@@ -143,7 +146,7 @@ class HalfCloseWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, *, response_started: bool, chunked: bool) -> None:
-        """`chunked`: the head is already written and chunks follow it."""
+        """Start the watch. If `chunked` is true, the head is already written and chunks follow."""
         if not response_started:
             self._transport.send_ahead(HEAD_START)
         elif chunked:

@@ -1,12 +1,12 @@
 """Requests of Anthropic's Messages API: the format, and its messages, prefix and request body as bytes.
 
-Equal values give equal bytes, and all of a request except its cache marks is the start of the conversation's next one.
-Requests contain nothing that the API would refuse: no empty blocks, no ids or names of other formats, no reasoning
-block at the end of an answer. A model's signed reasoning blocks are sent back verbatim, at their positions, and to that
-model only. Nothing is held per conversation.
+Equal values give equal bytes, and each request, except for its cache marks, is the start of the conversation's next
+request. Requests contain nothing that the API would refuse: no empty blocks, no ids or names of other formats, no
+reasoning block at the end of an answer. A model's signed reasoning blocks are sent back only to the same model,
+verbatim and at their original positions. Nothing is held per conversation.
 
-Every block ends with its type, and every message starts with its role. So a request can be marked for the cache, and
-its last answer found, without decoding messages.
+Every block ends with its type, and every message starts with its role. Messages therefore need not be decoded to mark a
+request for the cache or to find its last answer.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall, ToolDef
 
 VERSION = "2026-10-21"
 SAMPLED_VERSION = "2023-06-01"
-"""The newest version refuses temperature and top_p for every model. Models that accept them use the previous one, which
-is also the only one that other vendors' servers know."""
+"""The version of the API for models that accept temperature and top_p, which the newest version refuses for every
+model. It is also the only version that other vendors' servers know."""
 
 CacheTtl = Literal["5m", "1h"]
 SHOWN = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp", PDF})
@@ -122,7 +122,8 @@ _BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
 
 
 class AnthropicWire:
-    """`cache_ttl` is how long the provider caches marked content; writing costs more for the longer time."""
+    """Anthropic's wire format. `cache_ttl` is how long the provider caches marked content. Writing to the cache costs
+    more for the longer time."""
 
     version = 3001
     continues_answers = False
@@ -151,7 +152,7 @@ class AnthropicWire:
         return _encode(_Message("user", content or [_Text(aside(NO_MESSAGE))]))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        """One message, as the API requires: first all results, then the gateway's additions."""
+        """Returns one message, as the API requires. It contains all results first, then the gateway's additions."""
         if not results:
             return b""
         blocks: list[_Result | _Shown] = []
@@ -205,7 +206,7 @@ class AnthropicWire:
         return pieces
 
     def _answer(self, message: Message) -> list[_Text | _Use | msgspec.Raw]:
-        """Text, tool calls and reasoning of an answer, in their original order."""
+        """Returns the text, tool calls and reasoning of an answer, in their original order."""
         blocks: list[_Text | _Use | msgspec.Raw] = []
         text, calls = message.text, message.calls
         at = done = 0
@@ -250,7 +251,7 @@ class AnthropicMessages:
 
 
 def _texts(*texts: str) -> list[_Text]:
-    """Text blocks for texts that are not blank."""
+    """Returns text blocks for all texts that are not blank."""
     return [_Text(text) for text in texts if text.strip()]
 
 
@@ -259,14 +260,16 @@ def _use(call: ToolCall) -> _Use:
 
 
 def _id(id: str) -> str:
-    """A call id that the API accepts: the original if possible, else a digest, so that ids stay distinct."""
+    """Returns a call id that the API accepts: the original id if possible, otherwise a digest, so that ids stay
+    distinct."""
     if _ID.fullmatch(id) and not id.startswith(_MADE_ID):
         return id
     return _MADE_ID + hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:_MADE_DIGITS]
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """The model's own arguments if they are a JSON object, as the API requires; else an object that quotes them."""
+    """Returns the model's own arguments if they are a JSON object, as the API requires; otherwise an object that quotes
+    them."""
     text = arguments.strip().encode("utf-8", "replace")
     if not text:
         return msgspec.Raw(b"{}")
@@ -284,7 +287,7 @@ def _tool(tool: ToolDefinition) -> _Tool:
 
 
 def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
-    """The schema verbatim, with a `type` if it has none: this API requires one."""
+    """Returns the schema verbatim, except that a missing `type` is added, because this API requires one."""
     raw = bytes(parameters)
     if not raw:
         return _NO_SCHEMA
@@ -298,7 +301,7 @@ def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
 
 
 def _last_answer(history: Sequence[bytes]) -> int:
-    """The index of the entry that starts with the model's last answer; 0 if there is none."""
+    """Returns the index of the entry that starts with the model's last answer, or 0 if there is none."""
     for place in range(len(history) - 1, 0, -1):
         if history[place].startswith(_ANSWER):
             return place
@@ -306,5 +309,5 @@ def _last_answer(history: Sequence[bytes]) -> int:
 
 
 def _begun_thoughtless(history: Sequence[bytes], answer: int) -> bool:
-    """True if the request continues a step in which this model, or another one, made tool calls without thinking."""
+    """True if the request continues a step in which this model or another one made tool calls without thinking."""
     return bool(answer) and history[answer].endswith(_CALLING) and not history[answer].startswith(_THOUGHTFUL)

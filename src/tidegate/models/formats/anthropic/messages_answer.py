@@ -1,8 +1,8 @@
 """Answers of Anthropic's Messages API: a stream or a complete body becomes an assistant Message.
 
-The result is complete (the stop reason has arrived), or BrokenAnswer gives the reason. The bounds are those of every
-streamed answer, and reasoning counts towards them. Reasoning blocks and their signatures are kept verbatim at their
-positions, and so are tool arguments. Unknown events and blocks are ignored.
+The result is always complete, with a stop reason; otherwise BrokenAnswer says what is wrong. The limits are those of
+every streamed answer, and reasoning counts towards them. Reasoning blocks and their signatures are kept verbatim at
+their positions, and so are tool arguments. Unknown events and blocks are ignored.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
 API = "anthropic"
-"""The name of this format in the configuration. Stored with reasoning blocks, so that only this format sends them."""
+"""The name of this format in the configuration. It is stored with reasoning blocks, so that they are sent back only in
+this format."""
 
 PLACE = msgspec.Raw(b"null")
 """Marks a position where text followed a tool call, so that the answer is split there. It is not sent."""
@@ -94,7 +95,7 @@ class _Typed(msgspec.Struct, gc=False):
 
 
 class _Strange(msgspec.Struct, gc=False):
-    """The part of an event that shows whether it is of an unknown kind, which may be ignored."""
+    """The part of an event that shows whether the event is of an unknown kind, which may be ignored."""
 
     type: str = ""
     index: int = 0
@@ -123,8 +124,9 @@ _FRAME = _encode(_Thought("", "")).decode()
 
 
 class AnthropicAnswer(StreamedAnswer):
-    """Blocks arrive one after the other: `_open` is the kind of the current one, "" for none. `_standing_in`: the
-    arguments of the current call came with its start event, and are replaced by any that follow."""
+    """An answer, whose blocks arrive one after the other. `_open` is the kind of the current block, or "" if there is
+    none. `_standing_in` is true if the arguments of the current call came with its start event. Any arguments that
+    follow replace them."""
 
     __slots__ = (
         *("_begun", "_call", "_carried", "_characters", "_open", "_parted", "_place", "_signature", "_standing_in"),
@@ -215,7 +217,7 @@ class AnthropicAnswer(StreamedAnswer):
     # -- blocks --
 
     def _begin(self, place: int, block: _Block) -> None:
-        """Start a block. Closes one that the server left open."""
+        """Start a block. If the server left the previous block open, it is closed."""
         if not self._begun or place < self._place:
             raise BrokenAnswer(_DISORDER)
         self._close()
@@ -308,7 +310,7 @@ class AnthropicAnswer(StreamedAnswer):
             self._thinking.append(text)
 
     def _set_signature(self, signature: str) -> None:
-        """A reasoning block has one signature: a second one replaces it."""
+        """Set the signature of a reasoning block. A block has one signature, so a second one replaces the first."""
         if signature:
             self.count_bytes(signature)
             self._signature = signature
@@ -320,7 +322,8 @@ class AnthropicAnswer(StreamedAnswer):
     # -- usage --
 
     def _count(self, usage: msgspec.Raw) -> None:
-        """Counts are totals: a later count replaces an earlier one, a missing count does not."""
+        """Record token counts. Counts are totals, so a later count replaces an earlier one. A missing count replaces
+        nothing."""
         if raw := raw_value(usage):
             counted = ReportedUsage(raw)
             if self._usage is None:

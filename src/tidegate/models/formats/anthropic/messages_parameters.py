@@ -1,7 +1,7 @@
 """Parameters of one call in a request to Anthropic's Messages API.
 
-Only combinations of settings that the model is known to accept are sent. A setting that the model does not accept and
-that would change its answer is refused with one sentence. Pure functions.
+Only combinations of settings that the model is known to accept are sent. If the model does not accept a setting that
+would change its answer, the call is refused with one sentence. Pure functions.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """In the order in which they are sent."""
+    """The parameters of one call, in the order in which they are sent."""
 
     max_tokens: int
     temperature: float | None = None
@@ -78,21 +78,22 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
 
 
 Sampling = Literal["fixed", "one", "free"]
-"""Whether a caller may set neither of temperature and `top_p`, one of them, or both."""
+"""The sampling parameters that a caller may set: neither of temperature and `top_p`, one of them, or both."""
 
 
 def sampling_of(model: str, facts: Facts) -> Sampling:
-    """Claude accepts one of the two, and neither since 4.7; the newest version of the API accepts neither for any
-    model. A Claude that is not in the catalogue is treated as a new one. Models of other vendors accept both."""
+    """Returns which sampling parameters the model accepts. Claude models accept either temperature or `top_p`, and
+    neither since 4.7. The newest version of the API accepts neither for any model. A Claude model that is not in the
+    catalogue is treated as a new one. Models of other vendors accept both."""
     if "claude" not in model.lower():
         return "free"
     return "one" if facts.known and facts.thinking != "adaptive" else "fixed"
 
 
 def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
-    """The members of the request that the call determines, as JSON without the braces. `tools`: the request has tools.
-    `thoughtless`: the model is in the middle of a step that started without thinking, and a model with a thinking
-    budget must also finish it without thinking."""
+    """Returns the members of the request that depend on the call, as JSON without the braces. `tools` is true if the
+    request has tools. `thoughtless` returns True if the model is in the middle of a step that started without thinking;
+    a model with a thinking budget must then also finish the step without thinking."""
     most = call.max_tokens or facts.output
     if facts.known:
         most = min(most, facts.output)
@@ -136,7 +137,7 @@ def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, tho
 
 
 def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | None]:
-    """Temperature and `top_p` to send. A default value is omitted if the model refuses the field."""
+    """Returns the temperature and `top_p` to send. A default value is omitted if the model refuses the field."""
     temperature, top_p = call.temperature, call.top_p
     if sampling == "fixed":
         refuse_fields(call, "temperature", "top_p")
@@ -151,7 +152,7 @@ def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | Non
 
 
 def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinking | None, str | None]:
-    """The thinking parameter, and the model's name of the effort."""
+    """Returns the thinking parameter and the model's name for the effort."""
     if reasoning is None or facts.thinking == "none":
         return None, None
     if facts.thinking == "budget":
@@ -165,7 +166,7 @@ def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinkin
 
 
 def _budget(reasoning: str, most: int) -> _Thinking | None:
-    """The budget for a model that thinks only if it gets one."""
+    """Returns the thinking parameter for a model that thinks only with a token budget."""
     if reasoning in _OFF:
         return None
     budget = BUDGETS.get(reasoning)
@@ -178,7 +179,7 @@ def _budget(reasoning: str, most: int) -> _Thinking | None:
 
 
 def _alone(choice: _Choice) -> _Choice:
-    """The same choice, limited to one call at a time."""
+    """Returns the same choice, limited to one call at a time."""
     return choice if choice.type == "none" else _Choice(choice.type, choice.name, disable_parallel_tool_use=True)
 
 
@@ -190,13 +191,14 @@ def _choice(tool_choice: bytes) -> _Choice:
 
 
 def _shape(response_format: bytes) -> _Format | None:
-    """The API accepts only a schema; JSON of any shape is requested by a sentence (`wants_json`)."""
+    """Returns the schema of the response format, if it has one. The API accepts only schemas; JSON of any shape is
+    requested with a sentence instead (`wants_json`)."""
     shape = parse_response_format(response_format)
     return _Format(shape.schema) if shape.kind == "json_schema" else None
 
 
 def blank_stops(stops: tuple[str, ...]) -> tuple[str, ...]:
-    """Stop sequences of white space only, which the API refuses."""
+    """Returns the stop sequences that contain only white space, which the API refuses."""
     return tuple(stop for stop in stops if not stop.strip())
 
 

@@ -1,8 +1,8 @@
 """Requests of OpenAI's chat completions: the format, and its messages, prefix and request body as bytes.
 
 Equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a request grow only
-at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, sounds
-and documents are sent unchanged. Nothing is held per conversation.
+at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, audio and
+documents are sent unchanged. Nothing is held per conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,8 @@ _SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 """Audio types that the format accepts, and its names for them."""
 
 CALL_ID_CHARACTERS = 40
-"""The longest call id that OpenAI's service accepts; other servers, such as vLLM, make longer ones."""
+"""The maximum length of a call id that OpenAI's service accepts, in characters. Other servers, such as vLLM, create
+longer ids."""
 
 # OpenAI's own services accept only the newer name of the output limit.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
@@ -146,11 +147,11 @@ _decode_fields = msgspec.json.Decoder(EndpointFields).decode
 
 
 class ChatWire:
-    """`completion_tokens`: the endpoint is OpenAI's own service, which requires the newer name of the output limit
-    (unknown to most compatible servers) and refuses sampling parameters for reasoning models. `names`: messages may
-    name their participant. `missing_thought`: fields, a JSON object, for answers without reasoning of this model.
-    `missing_mark`: the same for the first call of another model's answer. `short_ids`: call ids have nine
-    characters."""
+    """The wire format of chat completions. `completion_tokens`: the endpoint is OpenAI's own service. It requires the
+    newer name of the output limit, which is unknown to most compatible servers, and refuses sampling parameters for
+    reasoning models. `names`: messages may name their participant. `missing_thought`: fields, as a JSON object, that
+    are added to answers without this model's reasoning. `missing_mark`: fields that are added to the first call of an
+    answer by another model. `short_ids`: call ids have nine characters."""
 
     version = 1003
     continues_answers = True
@@ -195,8 +196,8 @@ class ChatWire:
         return self._encode(_Plain(message.role, message.text, self._name(message)))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        """The results, then their media in a user message: the format accepts media only from users, and nothing
-        between the results of one step."""
+        """Returns the results, followed by their media in a user message. The format accepts media only in user
+        messages, and allows no message between the results of one step."""
         parts = [self._encode(_Result(self._id(result.call_id), result.text)) for result in results]
         if caption := request_text.media_caption(results):
             media = tuple(item for result in results for item in result.media)
@@ -252,7 +253,8 @@ class ChatWire:
         return self._encode(_Call(self._id(call.id), _Function(call_name(call.name), call.arguments)))
 
     def _media(self, media_items: Iterable[Media]) -> list[_Part]:
-        """Media as raw JSON, so that large data is not copied more often than needed; nothing in it needs escaping."""
+        """Returns media as raw JSON, so that large data is not copied more often than needed. The data needs no
+        escaping."""
         parts: list[_Part] = []
         for media in media_items:
             if not self.takes(media.media_type):
@@ -329,6 +331,6 @@ class OpenAIChat:
 
 
 def _with_fields(encoded: bytes, added: Iterable[msgspec.Raw]) -> bytes:
-    """A JSON object with the fields of other objects appended."""
+    """Returns a JSON object with the fields of other objects appended."""
     fields = [bytes(raw)[1:-1] for raw in added if len(raw) > 2]
     return b",".join((encoded[:-1], *fields)) + b"}" if fields else encoded

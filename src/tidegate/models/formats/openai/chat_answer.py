@@ -1,8 +1,8 @@
 """Answers of OpenAI's chat completions: a stream or a complete body becomes an assistant Message.
 
-The result is complete (a finish reason or the end mark has arrived), or BrokenAnswer gives the reason. The bounds are
-those of every streamed answer. Tool arguments are kept verbatim, and so are the fields that an endpoint expects back:
-its reasoning, under any of the names in use, and its signatures on calls.
+The result is always complete, with a finish reason or an end mark; otherwise BrokenAnswer says what is wrong. The
+limits are those of every streamed answer. Tool arguments are kept verbatim, and so are the fields that an endpoint
+expects back: reasoning, under any of the names in use, and the signatures on calls.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from tidegate.models.formats.token_counts import TOKENS, ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
 API = "openai-chat"
-"""The name of this format. Stored with fields that go back to the endpoint, so that only this format sends them."""
+"""The name of this format. It is stored with fields that the endpoint expects back, so that they are sent only in this
+format."""
 
 _DONE = b"[DONE]"
 _NULL = len(b"null")  # a list that is no longer than this is empty
@@ -29,7 +30,7 @@ _FINISHES = {
     "tool_calls": "tool_calls",
 }
 _ERROR = "error"
-"""A finish reason of relays, which usually send an error object with it."""
+"""A finish reason that relays use, usually together with an error object."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -49,7 +50,8 @@ class _Call(msgspec.Struct, gc=False):
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """The last four fields are not part of the format: their content must never break an answer."""
+    """A part of a streamed message. The last four fields are not part of OpenAI's format, so unexpected content in them
+    must never break an answer."""
 
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
@@ -80,8 +82,8 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 class EndpointFields(msgspec.Struct, omit_defaults=True):
-    """A stored item: fields, as a JSON object, that an endpoint added to its message or to one of its calls (the call's
-    index is the item's `calls`) and expects in later requests."""
+    """A stored item: a JSON object with fields that an endpoint added to its message or to one of its calls, and that
+    it expects in later requests. For a call, the item's `calls` is the index of the call."""
 
     message: msgspec.Raw = msgspec.Raw()
     call: msgspec.Raw = msgspec.Raw()
@@ -190,8 +192,9 @@ class ChatAnswer(StreamedAnswer):
             call.arguments.append(arguments)
 
     def _find(self, piece: _Call) -> GrowingCall:
-        """The call that a piece belongs to, by its index. Without an index a new id starts a new call. A new id with a
-        name also does if the server reuses an index, as some number the calls of every event from the start."""
+        """Returns the call to which a piece belongs, by index. Without an index, a new id starts a new call. If the
+        server reuses an index, a new id with a name also starts a new call: some servers number the calls of every
+        event from the start."""
         calls = self.calls
         if piece.index is not None:
             for call in reversed(calls):
@@ -252,8 +255,8 @@ def _item(wanted: EndpointFields) -> msgspec.Raw:
 
 
 def _usage_of(usage: ReportedUsage) -> Usage:
-    """Cached tokens are in the details, or at the top level under one of two names. Some providers count reasoning only
-    in the total and not in the completion; all of them charge for it."""
+    """Returns the usage. Cached tokens are in the details, or at the top level under one of two names. Some providers
+    count reasoning only in the total and not in the completion, but all of them charge for it."""
     prompt, completion = usage.tokens("prompt_tokens"), usage.tokens("completion_tokens")
     total = usage.tokens("total_tokens")
     output = max(completion, total - prompt) if total < TOKENS else completion

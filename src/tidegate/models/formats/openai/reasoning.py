@@ -2,7 +2,7 @@
 
 Reasoning is reassembled from its pieces, under the endpoint's own field name, and only once if the endpoint sends it in
 two fields. Signatures are kept verbatim and are valid JSON. Anything else in these fields is ignored. The caller counts
-all of it towards the bounds of the answer. Belongs to one answer.
+the kept text towards the limits of the answer. Each object belongs to one answer.
 """
 
 import io
@@ -14,13 +14,14 @@ import msgspec
 from tidegate.models.formats.answer import check_depth
 
 _GROWING = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Kinds of details that arrive in pieces, and the field that grows."""
+"""The kinds of details that arrive in pieces, each with the field that grows."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class _Detail:
-    """`fields` holds the newest value of each name; the growing field is kept separately."""
+    """One entry of `reasoning_details`. `fields` holds the newest value of each name; the growing field is kept
+    separately."""
 
     __slots__ = ("fields", "growing", "grown")
 
@@ -34,7 +35,8 @@ class _Detail:
 
 
 CountBytes = Callable[[str], None]
-"""Counts kept text. It is not stored here, because it belongs to the answer, which holds this object."""
+"""A function that counts text as it is stored. No reference to it is stored in these objects, because it belongs to the
+answer, which refers to them."""
 
 
 class EndpointReasoning:
@@ -47,20 +49,20 @@ class EndpointReasoning:
         self._mark = b""
 
     def content(self, thought: object, count_bytes: CountBytes) -> None:
-        """`reasoning_content`. Its endpoints expect the field back even if it is empty."""
+        """Add a piece of `reasoning_content`. Endpoints with this field expect it back even if it is empty."""
         if isinstance(thought, str):
             self._content = self._content or io.StringIO()
             count_bytes(thought)
             self._content.write(thought)
 
     def plain(self, thought: object, count_bytes: CountBytes) -> None:
-        """`reasoning`"""
+        """Add a piece of `reasoning`."""
         if isinstance(thought, str) and thought:
             count_bytes(thought)
             self._plain.write(thought)
 
     def details(self, details: object, count_bytes: CountBytes) -> None:
-        """`reasoning_details`. Pieces of one detail follow each other and repeat its other fields."""
+        """Add pieces of `reasoning_details`. The pieces of one detail follow each other and repeat its other fields."""
         for detail in details if isinstance(details, list) else ():
             if isinstance(detail, dict):
                 count_bytes(_encode(detail).decode())
@@ -68,11 +70,11 @@ class EndpointReasoning:
                 self._add(detail)
 
     def mark(self, mark: msgspec.Raw, count_bytes: CountBytes) -> None:
-        """`extra_content`. The newest value counts."""
+        """Set `extra_content`. A newer value replaces an older one."""
         self._mark = checked(mark, count_bytes) or self._mark
 
     def fields(self) -> bytes:
-        """The fields to send back on the message, as a JSON object; empty if there are none."""
+        """Returns the fields to send back with the message, as a JSON object; empty if there are none."""
         wanted: dict[str, Any] = {}
         if self._details:
             wanted["reasoning_details"] = [detail.whole() for detail in self._details]
@@ -107,7 +109,8 @@ class EndpointReasoning:
 
 
 def checked(mark: msgspec.Raw, count_bytes: CountBytes) -> bytes:
-    """A copy of a mark, which is only a view of its event. Empty for `null`; raises DecodeError if it is not JSON."""
+    """Returns a copy of a mark, because the mark itself is only a view of its event. The copy is empty for `null`.
+    Raises DecodeError if the mark is not JSON."""
     kept = bytes(mark)
     if kept in (b"", b"null"):
         return b""

@@ -4,9 +4,9 @@ Equal values give equal bytes, and a request grows only at its end. Nothing is s
 a model's reasoning is sent back with every request, encrypted and verbatim, before the text and calls that followed
 from it. Tool arguments and schemas are sent verbatim. Nothing is held per conversation.
 
-The prompt is the first item of the input instead of the field `instructions`: either is the start of the cached prefix,
-but each answer would repeat the field three times, and some compatible servers refuse it. Except for reasoning, items
-are sent without the provider's id: nothing is stored there, so the ids are useless.
+The prompt is the first item of the input instead of the field `instructions`: either would be the start of the cached
+prefix, but each answer would repeat `instructions` three times, and some compatible servers refuse the field. Except
+for reasoning, items are sent without the provider's ids, which are useless because the provider stores nothing.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 CALL_ID_CHARACTERS = 64
-"""The longest call id that the service accepts; ids of other models may be longer."""
+"""The maximum length of a call id that the service accepts, in characters. Ids of other models may be longer."""
 
 IDENTIFIER_CHARACTERS = 128
-"""The service's documented limit for `safety_identifier`."""
+"""The service's documented limit for `safety_identifier`, in characters."""
 
 _SHOWN = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", PDF})
 
@@ -124,7 +124,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
 
 _NO_CALL = Call()
 _THOUGHTS = b',"include":["reasoning.encrypted_content"]'
-"""Requests encrypted reasoning, so that it can be sent back. Models that cannot think refuse it."""
+"""Requests encrypted reasoning, so that it can be sent back. Models that cannot think refuse this field."""
 _decode_item = msgspec.json.Decoder(ReturnedItem).decode
 
 
@@ -145,7 +145,8 @@ class ResponsesWire:
         return stops
 
     def takes(self, media_type: str) -> bool:
-        """Without sounds: messages of this format cannot hold them."""
+        """True if media of this type is sent as data. Audio is not, because messages of this format cannot contain
+        it."""
         return media_type in _SHOWN and self._facts.takes(media_type)
 
     def encode(self, message: Message) -> bytes:
@@ -183,7 +184,7 @@ class ResponsesWire:
         return pieces + request_text.message_list(b',"input":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
-        """Reasoning without any text or call after it is omitted: the service refuses it."""
+        """Encodes an answer. Reasoning that no text or call follows is omitted, because the service refuses it."""
         carried = message.carried if message.carrier == API and message.model == self._model else ()
         items: list[bytes] = []
         text, calls, wanted = 0, 0, 0
@@ -204,14 +205,15 @@ class ResponsesWire:
         return b",".join(items + rest if rest else items[:wanted])
 
     def _text_items(self, text: str, phase: str = "") -> list[bytes]:
-        """A message item, or none for the blank separator that we put between two messages of one answer."""
+        """Returns a message item, or none for the blank separator that we put between two messages of one answer."""
         return [self._encode(_Message("assistant", text, phase or msgspec.UNSET))] if text.strip() else []
 
     def _call_items(self, calls: Iterable[ToolCall]) -> list[bytes]:
         return [self._encode(_FunctionCall(_id(call.id), call_name(call.name), call.arguments)) for call in calls]
 
     def _output(self, result: Message) -> str | list[_Part]:
-        """A list if the result has a picture or a document, else plain text, which every server accepts."""
+        """Returns a list if the result has a picture or a document, otherwise plain text, which every server
+        accepts."""
         parts: list[_Part] = [_Text(result.text)] if result.text else []
         parts += self._media(result.media)
         texts = [part.text for part in parts if isinstance(part, _Text)]
@@ -286,8 +288,8 @@ def _shape(raw: bytes) -> _Plain | _Schema:
 
 
 def _cache_key(prefix: EncodedPrefix) -> bytes:
-    """The key for the provider's prompt cache. Conversations with the same prefix share it, so that their requests are
-    routed to a server that has cached the prefix."""
+    """Returns the key for the provider's prompt cache. Conversations with the same prefix share it, so that their
+    requests are routed to a server that has cached the prefix."""
     digest = hashlib.blake2b(prefix.system, digest_size=16)
     digest.update(prefix.tools)
     return digest.hexdigest().encode()
@@ -298,5 +300,6 @@ def _id(id: str) -> str:
 
 
 def _identifier(user: str) -> str:
-    """The caller's user id; a digest if it is too long, as the service recommends for all of them."""
+    """Returns the caller's user id. An id that is too long is replaced by a digest, which the service recommends for
+    all ids."""
     return user if len(user) <= IDENTIFIER_CHARACTERS else hashlib.blake2b(user.encode(), digest_size=32).hexdigest()

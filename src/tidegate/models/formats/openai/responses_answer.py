@@ -1,8 +1,8 @@
 """Answers of OpenAI's Responses API: a stream or a complete body becomes an assistant Message.
 
-The result is complete (the response reported that it is, or why not, and every item was finished), or BrokenAnswer
-gives the reason. The bounds are those of every streamed answer. Tool arguments are kept verbatim, and so is reasoning,
-at its position. Unknown events are ignored; unknown items are sent back as they came.
+The result is always complete: every item was finished, and the response reported that it is complete or why it was cut
+short. Otherwise BrokenAnswer says what is wrong. The limits are those of every streamed answer. Tool arguments are kept
+verbatim, and so is reasoning, at its position. Unknown events are ignored; unknown items are sent back unchanged.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,17 @@ from tidegate.models.http.sse import EVENT_BYTES
 from tidegate.values import Message, OpaqueItem, Usage
 
 API = "openai-responses"
-"""The name of this format. Stored with items that go back to the endpoint, so that only this format sends them."""
+"""The name of this format. It is stored with items that the endpoint expects back, so that they are sent only in this
+format."""
 
 BETWEEN_MESSAGES = "\n\n"
-"""Separates two messages of one answer for the reader; it is not the model's text."""
+"""Separates two messages of one answer for the reader. It was not written by the model."""
 
 ITEMS = 1024
-"""More items than any answer contains: each call may follow reasoning and a message, with a margin."""
+"""The maximum number of items in an answer. It allows for reasoning and a message before each call, with a margin."""
 
 _REASONS = {"content_filter": "content_filter"}
-"""Reasons why a response is incomplete; all others mean that the output limit was reached."""
+"""The finish reasons for incomplete responses. All reasons not listed here mean that the output limit was reached."""
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -41,7 +42,7 @@ class _Kind(msgspec.Struct, gc=False):
 
 
 class _Item(msgspec.Struct, gc=False):
-    """A message, a call or reasoning; of other kinds only `type` is set."""
+    """An item of an answer: a message, a call or reasoning. For other kinds only `type` is set."""
 
     type: str = ""
     id: str | None = None
@@ -76,8 +77,8 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _Growing:
-    """An item of the response while it arrives. `start` is its position in the text, `calls` the number of calls before
-    it."""
+    """An item of the response while it arrives. `start` is its position in the text, and `calls` is the number of calls
+    before it."""
 
     __slots__ = ("call", "calls", "characters", "done", "index", "kind", "phase", "raw", "start")
 
@@ -94,8 +95,8 @@ class _Growing:
 
 
 class ReturnedItem(msgspec.Struct, omit_defaults=True):
-    """A stored item: either an item that is sent back verbatim, or a mark that so many characters of the text were a
-    separate message, with its phase."""
+    """A stored item. It is either an item that is sent back verbatim, or a mark that a number of `characters` of the
+    text were a separate message in this `phase`."""
 
     item: msgspec.Raw = msgspec.Raw()
     phase: str = ""
@@ -120,7 +121,7 @@ class ResponsesAnswer(StreamedAnswer):
         super().__init__(limit, on_text, event_bytes=EVENT_BYTES + 2 * limit)
         self._items: list[_Growing] = []  # lint: allow bounded by ITEMS
         self._length = 0
-        """Characters of the text so far."""
+        """The number of characters of text so far."""
         self._finish = "stop"
         self._usage = b""
 
@@ -191,7 +192,7 @@ class ResponsesAnswer(StreamedAnswer):
     # -- items --
 
     def _find(self, index: int | None, kind: str) -> _Growing | None:
-        """The item with this index; if the server sends no index, the open item of this kind."""
+        """Returns the item with this index. If the server sends no index, returns the open item of this kind."""
         for item in reversed(self._items):
             if item.index == index if index is not None else item.kind == kind and not item.done:
                 if item.kind != kind:
@@ -227,7 +228,8 @@ class ResponsesAnswer(StreamedAnswer):
         return given
 
     def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
-        """The final event of an item holds its complete content, which must start with what was streamed."""
+        """Finish an item. Its final event has the complete content, which must start with the content that was
+        streamed."""
         given = _decode_item(raw)
         item = self._growing(index, given.type)
         self._name(item, given)
@@ -299,7 +301,8 @@ class ResponsesAnswer(StreamedAnswer):
         )
 
     def _carried(self) -> tuple[OpaqueItem, ...]:
-        """Reasoning at its positions, and marks for messages unless the text is just one message before the calls."""
+        """Returns the reasoning items at their positions, and marks for messages. There are no marks if the text is a
+        single message before all calls."""
         messages = [item for item in self._items if item.characters]
         marked = len(messages) > 1 or any(item.phase or item.calls for item in messages)
         carried: list[OpaqueItem] = []
