@@ -1,10 +1,11 @@
 """Synchronous file operations below the mounts of a session.
 
 Nothing outside the mounts is read, written or named, whatever happens to folders and links meanwhile (see `mounts`).
-Only regular files are opened. The memory of a call is bounded whatever the size of a file or folder. Pages of lines
-meet exactly: each page ends where the one with the next offset begins.
+Only regular files are opened. The memory of a call is bounded, whatever the size of a file or folder. Pages of lines
+have no gaps or overlaps: each page ends where the next one begins.
 
-It owns nothing between calls. The methods block: they run in worker threads and, sent there, on other machines.
+Nothing is kept between calls. The methods block: they run in worker threads and also, after the code has been sent
+there, on other machines.
 """
 
 import os

@@ -30,7 +30,8 @@ _FORBIDDING = (
 
 
 class SandboxFeature(NamedTuple):
-    """A feature; `missing` is a sentence on what is missing and what provides it, empty if the feature is there."""
+    """A feature. `missing` is a sentence that says what is missing and what provides it; empty if the feature is
+    available."""
 
     name: str
     text: str
