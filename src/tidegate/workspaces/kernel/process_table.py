@@ -158,7 +158,8 @@ class ProcessTable:
 
 @contextlib.contextmanager
 def _held(name: str, folder: int | None) -> Iterator[int]:
-    """Opens a process's folder for the block; yields the descriptor, or -1 if the folder does not exist."""
+    """Opens a folder, such as that of a process, for the block. Yields the descriptor, or -1 if the folder cannot be
+    opened."""
     try:
         fd = os.open(name, _FOLDER, dir_fd=folder)
     except OSError:

@@ -1,10 +1,10 @@
 """Named background processes: start, supervision and end.
 
-A process has its row before it is spawned. Names are unique among the live processes of a session; starting a name that
-already runs changes nothing. Output is written to the log as it arrives, at a bounded rate. The end of a process is
-recorded once, with the cause, and reported once, even if the gateway is killed in between: to a waiting caller,
-otherwise in a new turn if `notify` was set, otherwise with the next message. Everything that a process started ends
-with it.
+The row of a process is written before the process is spawned. Names are unique among the live processes of a session;
+starting a name that already runs changes nothing. Output is written to the log as it arrives, at a bounded rate. The
+end of a process is recorded once, with the cause, and reported once, even if the gateway is killed in between: to a
+waiting caller, otherwise in a new turn if `notify` was set, otherwise with the next message. Everything that a process
+started ends with it.
 
 The running processes belong to their live sandbox; this module keeps no state.
 """
@@ -47,8 +47,8 @@ COMMAND_CHARACTERS = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 OnFinished = Callable[[ProcessRow, str], Awaitable[None]]
-"""Starts a turn that tells the agent the end of a process with `notify`. The text is for the agent. The end is marked
-as reported in the same transaction as the turn. Raises if there will be no turn."""
+"""Starts a turn that tells the agent about the end of a process with `notify`. The text is for the agent. The end is
+marked as reported together with the turn. Raises if there will be no turn."""
 
 
 class RunningProcess:
