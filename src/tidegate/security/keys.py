@@ -14,7 +14,8 @@ KEY_PREFIX = "tg_"
 CODE_PREFIX = "tgc_"
 PAGE_PREFIX = "tgp_"
 KEY_LENGTH = 40
-"""The number of random characters in a key. They have 238 bits, so a key cannot be guessed."""
+"""The number of random characters in a key. They have 238 bits and cannot be guessed; a double click selects all of
+them."""
 CODE_SECONDS = 900.0
 """How long a one-time link works: long enough to open it. If it expires, one command creates another."""
 

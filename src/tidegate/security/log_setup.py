@@ -2,8 +2,8 @@
 
 Every line, including those of libraries, passes through the redactor twice: as values, while the structure is known,
 and as the finished line. In JSON format a record is one line. In text format control characters are escaped, so that
-nothing logged can look like a separate line. Logging never raises and never waits for the reader of the log: a line
-that cannot be written is counted, and the count is reported with the next line that can. Bodies of requests and
+nothing logged can look like a separate line. Logging never raises and never waits for the reader of the log: lines that
+cannot be written are counted, and the count is reported with the next line that is written. Bodies of requests and
 messages are not logged. At most `REPEATS` lines of one kind are written in `REPEAT_SECONDS`. Further lines are counted,
 and the count is written when that time is over.
 

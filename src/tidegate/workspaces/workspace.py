@@ -2,7 +2,7 @@
 
 Every method concerns this session only; no method accepts another session's name. A `Workspace` is created for each
 turn, costs nothing and owns nothing. The folder is created and the sandbox opened on first use. Cancelling `run` ends
-the command and all its processes within a second. Failures are `ToolFailed` with one sentence.
+the command and all its processes within a second. Failures raise `ToolFailed` with one sentence.
 """
 
 import asyncio

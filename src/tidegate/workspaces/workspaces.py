@@ -104,8 +104,8 @@ class Workspaces:
         provenance: Provenance | None = None,
         bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     ) -> None:
-        """`environment` is the gateway's own; commands see only the variables that the settings name. `provenance`
-        records a session before it can write in a project folder."""
+        """`environment` is the gateway's own environment; commands see only those of its variables that the settings
+        name. `provenance` records a session before it can write in a project folder."""
         self.store = store
         self._provenance = provenance
         self._bounds = bounds
@@ -468,7 +468,7 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """The status for the operator. The backend is detected when it is first needed."""
+        """The status for the operator. Until the backend is first needed, the status does not detect it."""
         live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(

@@ -99,7 +99,7 @@ class SandboxSpec(Frozen, frozen=True):
     `private` is the gateway's own folder, always on this machine, for the session's home and temporary files, so that
     they neither clutter a project nor are lost with the sandbox. With `network`, commands reach public addresses and
     those in `reachable`. Commands and file tools run as `user`; None is the gateway's own user, which is then not root.
-    A command's environment is exactly `environment` plus the variables with which the backend says where things are."""
+    A command's environment is exactly `environment` plus the variables that the backend itself sets, such as HOME."""
 
     session: str
     folder: Path

@@ -1,6 +1,6 @@
-"""Values about files, and `Files`, the protocol by which tools access a session's files wherever they are.
+"""Values that describe files, and `Files`, the protocol through which tools access a session's files wherever they are.
 
-All values are immutable. Failures are `ToolFailed` with one sentence that says what to do. Paths are relative to the
+All values are immutable. Failures raise `ToolFailed` with one sentence that says what to do. Paths are relative to the
 workspace, or absolute as the session's commands see them. Results are bounded and say when they are incomplete.
 """
 

@@ -53,7 +53,7 @@ class _Opening:
 
 class LocalFiles:
     """`mounts` are the reachable folders; relative paths start in the first. `spawner` starts the search process; with
-    `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own."""
+    `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own user."""
 
     def __init__(
         self,

@@ -51,8 +51,9 @@ class Mount(Frozen, frozen=True):
 
 @dataclass
 class ResolvedPath:
-    """The result of resolving a path. `fd` refers to the file, -1 if it does not exist; then `parent` refers to the
-    folder in which `name` could be created. Descriptors are closed by the function that yielded this."""
+    """The result of resolving a path. `fd` is a descriptor of the file, or -1 if the file does not exist; then `parent`
+    is a descriptor of the folder in which `name` could be created. The function that yields this closes the
+    descriptors."""
 
     path: str
     mount: Mount

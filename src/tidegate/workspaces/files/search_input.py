@@ -62,7 +62,7 @@ _LOOKS = 1024  # reads between two checks for cancellation
 
 
 class SearchedFile(NamedTuple):
-    """A file in the stream: its lines start at `first`, counted from 1 over all files."""
+    """A file in the stream. `first` is the number of its first line, counted from 1 over all files."""
 
     first: int
     path: str

@@ -121,7 +121,8 @@ class Cgroups:
 
 
 class Cgroup:
-    """The group of one sandbox. It owns the folders of its name, one per hierarchy, and the leaves below them."""
+    """The group of one sandbox. It owns the folders with its name, one per hierarchy, and the leaf groups below
+    them."""
 
     def __init__(self, name: str, trees: tuple[CgroupTree, ...], forget: Callable[[str], None]) -> None:
         self.name = name
@@ -297,7 +298,7 @@ def delegated_tree(tree: CgroupTree) -> CgroupTree | None:
 
 
 def _move_gateway_aside(root: Path) -> None:
-    """Move this process and its children out of a group that needs groups below it."""
+    """Move this process and its children out of a group, so that groups with limits can be created below it."""
     aside = root / GATEWAY_GROUP
     aside.mkdir(exist_ok=True)
     me = os.getpid()
@@ -347,9 +348,9 @@ def _parent(pid: int) -> int:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """True if systemd delegated the group to us. Older versions mark that with an attribute that only root can read;
-    but then an ordinary user owns a service's group only if it was delegated, unless all services belong to that
-    user."""
+    """True if systemd delegated the group to us. Older versions of systemd mark this with an attribute that only root
+    can read. An ordinary user can be recognised without it: the user owns a service's group only if it was delegated,
+    except in the user's own systemd instance."""
     if any(_attribute(folder, name) == b"1" for name in _DELEGATED):
         return True
     me = os.geteuid()

@@ -62,8 +62,8 @@ def program_name(pid: int) -> str:
 
 
 class ProcessTable:
-    """The processes shown by a folder like /proc, or those listed by `names`. It owns the descriptor of the folder,
-    which is not used after `close`: its number may belong to another file by then."""
+    """The processes shown by a folder like /proc, or those listed by `names`. It owns the descriptor of the folder. The
+    descriptor is not used after `close`, since its number may belong to another file by then."""
 
     def __init__(self, folder: str, names: Callable[[], Iterable[str]] | None = None) -> None:
         self._folder = os.open(folder, _FOLDER)  # lint: allow it is in the kernel's memory
@@ -77,7 +77,7 @@ class ProcessTable:
             self._folder = -1
 
     def ids(self) -> frozenset[str]:
-        """The process ids, as numbered in this folder."""
+        """The process ids, as they are numbered in this folder's namespace."""
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 

@@ -149,7 +149,7 @@ class ChildProcess:
             transport.close()
 
     def close(self) -> None:
-        """Close all streams; a process that still writes to them gets a signal."""
+        """Close all streams; a process that still writes to them gets SIGPIPE."""
         self.close_output()
         if self._input is not None:
             transport = self._input.transport
