@@ -39,7 +39,7 @@ V4 = MappingProxyType(
 )
 
 GLOBAL = ipaddress.IPv6Network("2000::/3")
-"""The range that contains all public IPv6 addresses. The rest is for hosts, links, sites and groups."""
+"""The range from which public IPv6 addresses are assigned. The rest is for hosts, links, sites and groups."""
 
 V6 = MappingProxyType(
     {

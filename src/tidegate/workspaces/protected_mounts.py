@@ -94,8 +94,8 @@ def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
 
 
 def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
-    """True if exactly these mounts are found below the folder `root` of a sandbox and none is bypassed. A sandbox that
-    no longer exists counts as intact."""
+    """True if all these mounts are still in place below the folder `root` of a sandbox and none is bypassed. A sandbox
+    that no longer exists counts as intact."""
     if not root.is_dir():
         return True
     try:

@@ -468,7 +468,7 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """The status for the operator. Until the backend is first needed, the status does not detect it."""
+        """The status for the operator. Reading it does not trigger the detection of the backend."""
         live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(

@@ -176,7 +176,7 @@ def load(roots: list[int], most: int) -> tuple[int, int]:
 
 
 def _own_bytes(pid: int) -> int:
-    """The memory of a process, without pages that belong to files."""
+    """The memory of a process, without pages mapped from files."""
     lines = [line.split() for line in _contents(f"/proc/{pid}/status").splitlines()]
     return sum(int(words[1]) * 1024 for words in lines if words and words[0] in (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
 

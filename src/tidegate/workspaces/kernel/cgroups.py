@@ -349,8 +349,8 @@ def _parent(pid: int) -> int:
 
 def _is_delegated(folder: Path) -> bool:
     """True if systemd delegated the group to us. Older versions of systemd mark this with an attribute that only root
-    can read. An ordinary user can be recognised without it: the user owns a service's group only if it was delegated,
-    except in the user's own systemd instance."""
+    can read. Otherwise the owner of the group decides: an ordinary user owns a service's group only if it was
+    delegated, except in the user's own systemd instance."""
     if any(_attribute(folder, name) == b"1" for name in _DELEGATED):
         return True
     me = os.geteuid()

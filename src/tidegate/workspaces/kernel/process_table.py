@@ -268,7 +268,7 @@ def segment_bytes(listed: bytes) -> int:
 
 
 def _own_bytes(process: int) -> int:
-    """The memory of a process, without pages that belong to files."""
+    """The memory of a process, without pages mapped from files."""
     status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
     return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
 

@@ -216,8 +216,8 @@ class LiveSandbox:
             await self.end_all(disk.exceeded_message)
 
     async def is_full(self) -> bool:
-        """Returns true if commands can now only remove files. Commands that were already running have then been
-        ended."""
+        """Returns true if commands can now only remove files. If usage has just exceeded the limit, running commands
+        are ended."""
         await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 
