@@ -14,9 +14,9 @@ process with it, so that even a stopped one ends. During set-up we must not kill
 each other, and one whose partner has died waits forever (docs/decisions/0026).
 
 A sandbox consists of `bwrap` and a shell, its first process, which only holds the namespaces and reaps orphans; each
-command enters these namespaces. So a session's commands share /tmp and see each other, a background process outlives
-the command that started it, and a command has its own streams and exit code like any child. All state is on disk, so an
-idle sandbox can be closed and opened again.
+command enters these namespaces. So a session's commands share /tmp and see each other, a named background process keeps
+running between other commands, and a command has its own streams and exit code like any child. All state is on disk, so
+an idle sandbox can be closed and opened again.
 """
 
 import asyncio
