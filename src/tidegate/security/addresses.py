@@ -1,10 +1,10 @@
 """Public and private IP addresses: which ones agents may reach.
 
-A public address is reachable by anybody, so it gives no access to services of this machine or its network. Pure
-functions of the numeric address, however it is written. An address that is not known to be public counts as private; an
-IPv6 address that contains an IPv4 address is judged by the address that would be reached. The tables are our own, so
-that every Python version gives the same result. The network of sandboxes is filtered by them, too
-(`workspaces/backends/sandbox_network.py`).
+A public address is reachable by anybody, so it gives no access to services of this machine or its network. The
+functions are pure and depend only on the numeric address, however it is written. An address that is not known to be
+public counts as private; an IPv6 address that contains an IPv4 address is judged by the address that would be reached.
+The tables are our own, so that every Python version gives the same result. The network of sandboxes is filtered by the
+same tables (`workspaces/backends/sandbox_network.py`).
 """
 
 import ipaddress
@@ -39,7 +39,7 @@ V4 = MappingProxyType(
 )
 
 GLOBAL = ipaddress.IPv6Network("2000::/3")
-"""All addresses assigned to the public; the rest is for hosts, links, sites and groups."""
+"""The range from which public IPv6 addresses are assigned. The rest is for hosts, links, sites and groups."""
 
 V6 = MappingProxyType(
     {
@@ -61,17 +61,17 @@ V6 = MappingProxyType(
         }.items()
     }
 )
-"""In this order: the first match names the kind."""
+"""The kinds of non-public IPv6 networks. The order matters: the first match names the kind."""
 
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""IPv4 addresses as seen by networks without IPv4: the last 32 bits are the address that is reached."""
+"""The range through which networks without IPv4 reach IPv4 addresses: the last 32 bits are the IPv4 address."""
 
 ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
-"""Upper half of an interface identifier that denotes a tunnel to the IPv4 address in its lower half."""
+"""The upper halves of interface identifiers that denote a tunnel to the IPv4 address in the lower half."""
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Addresses and networks from the configuration. Raises ValueError for anything else."""
+    """Parse addresses and networks from the configuration. Raises ValueError for anything else."""
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
@@ -91,7 +91,7 @@ def refusal(text: str, allowed: Sequence[Network] = ()) -> str:
 
 
 def _unmapped(address: Address) -> Address:
-    """The kernel treats a mapped address as IPv4."""
+    """Returns the IPv4 address that a mapped IPv6 address contains, since the kernel treats it as IPv4."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address

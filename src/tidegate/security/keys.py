@@ -14,9 +14,10 @@ KEY_PREFIX = "tg_"
 CODE_PREFIX = "tgc_"
 PAGE_PREFIX = "tgp_"
 KEY_LENGTH = 40
-"""238 bits: cannot be guessed, and a double click selects all of it."""
+"""The number of random characters in a key. They have 238 bits and cannot be guessed; a double click selects all of
+them."""
 CODE_SECONDS = 900.0
-"""How long a one-time link works: enough to open it; another one needs only one command."""
+"""How long a one-time link works: long enough to open it. If it expires, one command creates another."""
 
 
 def make_key() -> str:
@@ -40,7 +41,7 @@ def digest(token: bytes | str) -> bytes:
 
 
 def same(left: bytes | str, right: bytes | str) -> bool:
-    """True if two tokens are equal, in a time that depends on neither their content nor their length."""
+    """True if two tokens are equal. The comparison takes the same time whatever their content and length."""
     return hmac.compare_digest(digest(left), digest(right))
 
 

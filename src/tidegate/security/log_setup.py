@@ -1,11 +1,11 @@
 """Logging setup: one handler for everything the process logs, with redaction as its last step.
 
-Every line, including those of libraries, passes the redactor twice: as values, while the structure is known, and as the
-finished line. In JSON a record is one line; in text, control characters are escaped, so that nothing logged can look
-like another line. Logging never raises and never waits for the reader of the log: a line that cannot be written is
-counted, and the count is reported with the next line that can. Bodies of requests and messages are not logged. At most
-`REPEATS` lines of one kind are written in `REPEAT_SECONDS`; further ones are counted, and the count is written when the
-time is over.
+Every line, including those of libraries, passes through the redactor twice: as values, while the structure is known,
+and as the finished line. In JSON format a record is one line. In text format control characters are escaped, so that
+nothing logged can look like a separate line. Logging never raises and never waits for the reader of the log: lines that
+cannot be written are counted, and the count is reported with the next line that is written. Bodies of requests and
+messages are not logged. At most `REPEATS` lines of one kind are written in `REPEAT_SECONDS`. Further lines are counted,
+and the count is written when that time is over.
 
 Logging is global to a process: `configure_logging` sets it up and returns a function that undoes it.
 """
@@ -34,13 +34,15 @@ _OWN = "tidegate"  # parent of our own loggers
 _WORD = re.compile(r"[^\s\"'=]+")
 
 PIECE_CHARACTERS = 1024
-"""Written at once: a pipe that polls as writable takes 4096 bytes, and a character has at most four."""
+"""The number of characters per write. A pipe that polls as writable takes 4096 bytes, and a character has at most
+four."""
 
 REPEATS, REPEAT_SECONDS = 30, 60.0
-"""Lines of one kind in that time: a fault in a tight loop must not fill the disk."""
+"""At most this many lines of one kind are written in this many seconds, so that a fault in a tight loop cannot fill the
+disk."""
 KIND_CHARACTERS = 200
 KINDS = 1000
-"""Kinds of lines that are counted separately: about as many as the code has."""
+"""The number of kinds of lines that are counted separately: about as many as the code has."""
 
 Event = dict[str, Any]
 Kind = tuple[str, int, str, type | None]
@@ -115,7 +117,8 @@ def _has_room(stream: TextIO) -> bool:
 
 
 class _Handler(logging.Handler):
-    """Turns records into events: ours have named values, those of libraries the name of their logger."""
+    """Turns records into events. Our own records have named values; those of libraries have the name of their
+    logger."""
 
     def __init__(self, sink: _Sink, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -171,7 +174,8 @@ class _Handler(logging.Handler):
 
 
 class _Repeated:
-    """A kind of line: when counting began, how many lines there were, and the last one that was not written."""
+    """The counter of one kind of line: when counting began, how many lines there were, and the last line that was not
+    written."""
 
     __slots__ = ("last", "lines", "since")
 
@@ -182,7 +186,8 @@ class _Repeated:
 
 
 def _kind(record: logging.LogRecord) -> Kind:
-    """Lines are of one kind if they have the same logger, level, message and exception type, whatever their values."""
+    """Returns the kind of a line. Lines are of the same kind if they have the same logger, level, message and exception
+    type, whatever their values."""
     said = record.args[0] if hasattr(record, VALUES) and isinstance(record.args, tuple) and record.args else record.msg
     words = said.partition("\n")[0][:KIND_CHARACTERS] if isinstance(said, str) else type(said).__name__
     return record.name, record.levelno, words, record.exc_info[0] if record.exc_info else None
@@ -228,7 +233,8 @@ def _render_json(event: Event) -> str:
 
 
 def _encodable(value: Any) -> Any:
-    """Text with lone surrogates cannot be encoded, and integers beyond 64 bits are not portable in JSON."""
+    """Makes a value encodable: text with lone surrogates cannot be encoded, and integers beyond 64 bits are not
+    portable in JSON."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

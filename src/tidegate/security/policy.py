@@ -1,9 +1,9 @@
 """The approval policy: decides from rules and a mode whether one exact action of a tool needs approval.
 
-A pure function: the same rules, mode and action give the same verdict everywhere. Rules take precedence over the mode,
-the first matching rule decides, and a denial is final. A policy is a convenience on top of the sandbox and not a
-security boundary: a rule about a command's text can be bypassed by writing the command differently. The sandbox
-enforces what must not happen; `deny` only keeps an action from being tried.
+The decision is a pure function: the same rules, mode and action give the same verdict everywhere. Rules take precedence
+over the mode, the first matching rule decides, and a denial is final. A policy is a convenience on top of the sandbox
+and not a security boundary: a rule about a command's text can be bypassed by writing the command differently. The
+sandbox enforces what must not happen; `deny` only keeps an action from being tried.
 
 A rule is one line: a decision, its subject, and conditions that must all hold. A pattern extends to the next condition,
 so it may contain spaces; in quotes (with `\\` before a quote or a `\\`) it may contain anything.
@@ -41,8 +41,8 @@ _SHELL = re.compile(r"""[;&|<>$`(){}\\'"#\n\r\0]""")  # characters that end, joi
 
 
 class Action(Frozen, frozen=True):
-    """One tool call before it is made. `contained` says that its changes stay in the session's workspace, and that what
-    it executes runs in a sandbox."""
+    """A tool call before it is made. `contained` is true if its changes stay in the session's workspace and everything
+    that it executes runs in a sandbox."""
 
     tool: str
     effect: str
@@ -52,7 +52,7 @@ class Action(Frozen, frozen=True):
 
 
 class PolicyVerdict(Frozen, frozen=True):
-    """A decision; `because` names the rule or the mode that made it."""
+    """A decision; `because` names the rule or the mode that led to it."""
 
     decision: Decision
     because: str
@@ -96,7 +96,7 @@ class PolicyRule(Frozen, frozen=True):
 
 
 def parse(text: str) -> PolicyRule:
-    """Parse a rule. Raises Misconfigured with the fault."""
+    """Parse a rule. If it is invalid, raises Misconfigured with the reason."""
     decision, subject, rest = (*text.split(None, 2), "", "", "")[:3]
     if decision not in _DECISIONS:
         raise _wrong(text, f"must begin with one of {', '.join(_DECISIONS)}")
@@ -124,7 +124,7 @@ def decide(rules: Sequence[PolicyRule], mode: Mode, action: Action) -> PolicyVer
 
 
 def strictest(verdicts: Iterable[PolicyVerdict]) -> PolicyVerdict:
-    """The verdict of several policies together: deny before ask, ask before allow."""
+    """Combines the verdicts of several policies: deny takes precedence over ask, and ask over allow."""
     return max(verdicts, key=lambda verdict: _DECISIONS.index(verdict.decision))
 
 
@@ -153,7 +153,7 @@ def _conditions(text: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]
 
 
 def _pattern(text: str, name: str, rest: str) -> tuple[str, str]:
-    """The pattern at the beginning, and the rest."""
+    """Returns the pattern at the beginning of the text, and the rest of the text."""
     if rest.startswith('"'):
         if (quoted := _QUOTED.match(rest)) is None:
             raise _wrong(text, f"has no closing quote for the pattern of {name}, or no space after it")
@@ -176,5 +176,6 @@ def _wrong(text: str, what: str) -> Misconfigured:
 
 
 def _adds_to_shell(text: str, pattern: str) -> bool:
-    """True if a wildcard matches a shell character: the text has more of them than the pattern contains literally."""
+    """True if a wildcard matches a shell character. This is so if the text contains more of these characters than the
+    pattern does literally."""
     return len(_SHELL.findall(text)) != len(_SHELL.findall(_WILDCARD.sub("", pattern)))

@@ -24,7 +24,7 @@ RIGHTS: Mapping[Right, tuple[UserRole, ...]] = MappingProxyType(
         "configure": ("owner",),
     }
 )
-"""Each right and the roles that have it."""
+"""Each right, with the roles that have it."""
 
 DESCRIPTIONS: Mapping[Right, str] = MappingProxyType(
     {
@@ -36,7 +36,7 @@ DESCRIPTIONS: Mapping[Right, str] = MappingProxyType(
         "configure": "configure the gateway and manage the conversations of all users",
     }
 )
-"""Each right, as it is named in messages."""
+"""The name of each right in messages."""
 
 
 class Principal(Frozen, frozen=True):
@@ -55,7 +55,8 @@ class Principal(Frozen, frozen=True):
         return self.role in RIGHTS[right]
 
     def require(self, right: Right) -> None:
-        """Raise NotAllowed, with the right and the roles that have it, unless this principal has it."""
+        """Raise NotAllowed unless this principal has the right. The error names the right and the roles that have
+        it."""
         if not self.may(right):
             raise NotAllowed(
                 f"You may not {DESCRIPTIONS[right]}: this requires the role {' or '.join(RIGHTS[right])}, "
@@ -68,7 +69,8 @@ class Principal(Frozen, frozen=True):
 
 
 def may_grant(giver: Principal, role: UserRole) -> bool:
-    """True if the giver may make and revoke keys of that role. For roles that manage keys, only the owner may."""
+    """True if the giver may make and revoke keys of that role. Only the owner may do so for roles that can manage keys
+    themselves."""
     return giver.may("configure") or (giver.may("pair") and role not in RIGHTS["pair"])
 
 

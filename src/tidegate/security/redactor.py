@@ -1,8 +1,8 @@
 """The redactor: removes secrets from log lines, errors, nested values and bytes.
 
-Its output contains no known secret in plain, JSON, URL or base64 form, and nothing that looks like a credential, at any
-depth, in keys and values. The result consists of plain, bounded values. It knows at most `KNOWN_AT_MOST` secrets.
-Secrets shorter than `SHORTEST` are ignored: they would hide ordinary words, and protect nothing.
+The output contains no known secret in plain, JSON, URL or base64 form, and nothing that looks like a credential, at any
+depth, in keys and values. It consists of plain, bounded values. It knows at most `KNOWN_AT_MOST` secrets. Secrets
+shorter than `SHORTEST` are ignored: replacing them would hide ordinary words and protect nothing.
 """
 
 import base64
@@ -21,12 +21,12 @@ from tidegate.security.secret import Secret
 HIDDEN = "[hidden]"
 SHORTEST = 4
 KNOWN_AT_MOST = 1024
-"""A gateway has only a few; the bound keeps the pattern small."""
+"""The maximum number of known secrets. A gateway has only a few; the bound keeps the pattern small."""
 
 DEPTH = 8
 ITEMS = 200
 TEXT = 16 * 1024
-"""Bounds of one logged value: a log line must be readable, and a cyclic value must end."""
+"""The bounds of one logged value: a log line must be readable, and a cyclic value must not be followed forever."""
 
 _WORD = r"(?:[A-Z]?[a-z]{1,14}|[A-Z]{1,8})[.:!?)\]}`]*(?![^\s\"',;\\])"
 """An ordinary word after "bearer", such as "token". Credentials are longer or mix letters with other characters."""
@@ -78,12 +78,13 @@ class Redactor:
         return self._pattern.sub(_replacement, text)
 
     def replacements(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """The replacements that `text` would make, for callers whose text is in parts: start, end, replacement."""
+        """Yields the replacements that the method `text` would make, as start, end and replacement, for callers whose
+        text comes in parts."""
         for found in self._pattern.finditer(text):
             yield found.start(), found.end(), _replacement(found)
 
     def begun(self, text: str) -> int:
-        """The number of characters at the end of a truncated text that may be the beginning of a known secret."""
+        """The length of the longest end of a truncated text that may be the beginning of a known secret."""
         longest = 0
         for secret in self._known:
             plain = secret.reveal()
@@ -97,11 +98,11 @@ class Redactor:
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def value(self, value: Any) -> Any:
-        """A copy made of plain values (dict, list, str, numbers, None), without secrets."""
+        """Returns a copy without secrets that consists of plain values (dict, list, str, numbers, None)."""
         return self._value(value, DEPTH)
 
     def error(self, error: BaseException) -> str:
-        """The traceback with causes, contexts and groups, without secrets."""
+        """Returns the traceback, including causes, contexts and exception groups, without secrets."""
         return self.text("".join(traceback.format_exception(error)).rstrip("\n"))
 
     def _value(self, value: Any, depth: int) -> Any:
@@ -140,7 +141,7 @@ class Redactor:
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """The common encodings of a secret."""
+    """Returns the common encodings of a secret."""
     yield secret
     yield json.dumps(secret)[1:-1]
     yield json.dumps(secret, ensure_ascii=False)[1:-1]

@@ -15,11 +15,11 @@ from tidegate.errors import Misconfigured
 from tidegate.security.keys import digest, same
 
 FILE_BYTES = 64 * 1024
-"""No credential is larger; a larger file is a mistake."""
+"""Size limit of a secret's file. No credential is larger, so a larger file is a mistake."""
 
 
 class Secret:
-    """A secret text. Only `reveal()` returns it, at the place where it is used."""
+    """A secret text. Only `reveal()` returns it, and it should be called only where the text is used."""
 
     __slots__ = ("_text",)
 
@@ -30,7 +30,7 @@ class Secret:
         return self._text
 
     def digest(self) -> bytes:
-        """Distinguishes secrets without revealing them."""
+        """A digest that distinguishes secrets without revealing them."""
         return digest(self._text)
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class Secret:
 
 
 def resolve(reference: str, env: Mapping[str, str], home: Path) -> Secret:
-    """The secret that `env:NAME` or `file:PATH` (relative to the home folder) refers to."""
+    """Returns the secret to which `env:NAME` or `file:PATH` (relative to the home folder) refers."""
     if not is_reference(reference):
         raise Misconfigured('a secret must be a reference, "env:NAME" or "file:PATH"')
     kind, _, name = reference.partition(":")

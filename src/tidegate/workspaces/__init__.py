@@ -1,8 +1,8 @@
 """Workspaces: the folder, sandbox and processes in which an agent's commands run, one per session.
 
-Everything that runs for a session runs in its sandbox and is recorded before it is started. It ends when the session or
-the gateway ends; unloading a session does not touch it. The gateway's own environment and secrets are never visible to
-a command.
+Everything that runs for a session runs in its sandbox and is recorded before it is started. When the session or the
+gateway ends, all of this is ended; unloading a session does not affect it. The gateway's own environment and secrets
+are never visible to a command.
 """
 
 from tidegate.workspaces.files import Files, Mount

@@ -1,10 +1,10 @@
-"""Detection of files that a command created in a project under a protected name, where no mount could cover them.
+"""Detection of files that a command created in a project under a protected name. No mount can cover a file that does
+not exist yet.
 
 A file counts as created by a command if it appeared, or replaced a symbolic link, between two checks and a command ran
-at any time between them. Any other new file comes from elsewhere, such as the owner's editor, and is only reported as
-new. The project folder is
-checked each time. Folders below it are listed too, as deep as `protected_mounts` looks; if listing them is slow, the
-next listings are spaced out so that they take a small share of the time.
+at any time between these checks. Any other new file comes from elsewhere, such as the owner's editor, and is only
+reported as new. The project folder is checked each time. Folders below it are listed too, as deep as `protected_mounts`
+looks; if listing them is slow, further listings are spaced out so that they take only a small share of the time.
 
 A sandbox owns one `CreatedFiles`. `check` blocks and belongs in a worker thread.
 """
@@ -25,14 +25,15 @@ QUICK_SECONDS = 0.02
 """A listing that takes no longer than this (some hundred folders) is repeated at every check."""
 
 LIST_AGAIN = 30.0
-"""After a slower listing, wait this many times its duration."""
+"""After a slower listing, the next one waits this many times its duration."""
 
 
 _Link = tuple[int, int]
 
 
 class FoundFiles(NamedTuple):
-    """`created` were created by a command; `appeared` came from elsewhere since the last check."""
+    """New files since the last check: those in `created` were created by a command, those in `appeared` came from
+    elsewhere."""
 
     created: tuple[str, ...]
     appeared: tuple[str, ...]
@@ -51,8 +52,8 @@ class CreatedFiles:
         self._started += 1
 
     def check(self, root: Path, *, running: bool, completely: bool = False) -> FoundFiles:
-        """Look below `root`; `running` says whether a command runs when this is called. `completely` lists the folders
-        even if they were listed shortly before."""
+        """Look for new files below `root`. `running` is true if a command runs when this is called. With `completely`,
+        the folders are listed even if they were listed shortly before."""
         with self._lock:
             started = self._started
             found = self._top.compare(self._names(root, _top_names), started, running)
@@ -69,8 +70,8 @@ class CreatedFiles:
 
 
 class _Names:
-    """The uncovered names of one listing. A check that finds created files changes nothing, so the next finds them
-    again."""
+    """The names in one listing that no mount covers. A check that finds created files leaves the state unchanged, so
+    the next check finds them again."""
 
     def __init__(self) -> None:
         self._known: Mapping[str, _Link | None] = {}
@@ -90,7 +91,7 @@ class _Names:
 
 
 def _link(path: Path) -> _Link | None:
-    """The identity of a symbolic link, which no mount can cover; None for anything else."""
+    """Identifies a symbolic link by inode and change time, since no mount can cover a link. None for anything else."""
     try:
         state = path.lstat()
     except OSError:

@@ -1,13 +1,13 @@
 """Disk quota of one session: measures its folders and refuses writes that would exceed the limits.
 
 A file tool never brings the session's folders above `workspaces.disk_bytes` or `workspaces.files`; a write that makes a
-file smaller always succeeds. Deleted files that a command holds open count until they are closed. Commands are measured
-while they run and after each of them. When they exceed a limit they are ended, and until enough is removed the kernel
-refuses any command that makes a file larger, so files can be deleted but not written.
+file smaller always succeeds. Deleted files that a command holds open count until they are closed. Usage is measured
+while commands run and after each command. When a limit is exceeded, the running commands are ended. Until enough is
+removed, the kernel lets no command make a file larger, so files can be deleted but not written.
 
-Usage is measured when it may have changed. If a measurement is slow, the next ones are spaced out so that they take a
-small share of the time. The result is kept on the session's record while the session is present and is measured again
-before the first write after that. This module owns nothing.
+Usage is measured when it may have changed. If a measurement is slow, further ones are spaced out so that they take only
+a small share of the time. The result is kept on the record of a present session. When the session becomes present
+again, usage is measured before the first write. This module owns nothing.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tidegate.workspaces.files import Files, WriteResult, shown
 from tidegate.workspaces.session_folders import DiskUsage, disk_usage
 
 BLOCK = 4096
-"""A file occupies a whole number of blocks, at least one."""
+"""The size of a disk block. A file occupies a whole number of blocks, at least one."""
 
 ENOUGH = 4
 """Measuring stops at this multiple of the limit: how far a workspace is beyond it does not matter."""
@@ -55,11 +55,11 @@ class DiskLimit:
         return DiskUsage(used.bytes + self.unnamed_bytes, used.files)
 
     def changed(self) -> None:
-        """Record that something else may have changed the files."""
+        """Record that the files may have been changed by something other than a metered write."""
         self._stale = True
 
     async def check(self, *, running: bool, unnamed_bytes: int = 0) -> bool:
-        """Measure if something may have changed, which is always the case while something is `running`. Returns whether
+        """Measure if something may have changed, which is always the case while something is `running`. Returns true if
         the running commands must be ended: a limit has just been exceeded, or usage has grown further. A command that
         is removing files may continue."""
         async with self._measuring:
@@ -76,8 +76,8 @@ class DiskLimit:
 
     @contextlib.asynccontextmanager
     async def reserve(self, count: int) -> AsyncIterator[bool]:
-        """Reserve this many bytes for the block; yields false if they do not fit. Concurrent reservations count before
-        they are written."""
+        """Reserve this many bytes for the block; yields false if they do not fit. Concurrent reservations count even
+        before anything is written."""
         blocks = -(-count // BLOCK) * BLOCK
         async with self._measuring:
             used = self._used
@@ -99,7 +99,7 @@ class DiskLimit:
             self._used = DiskUsage(before.bytes + blocks, before.files + 1)
 
     def _with(self, used: DiskUsage, more: int) -> DiskUsage:
-        """Usage with one more file of this many bytes."""
+        """The usage if one more file of this many bytes is written."""
         taken = self._taken(used)
         return DiskUsage(taken.bytes + more, taken.files + 1)
 

@@ -1,20 +1,22 @@
 """Read-only mounts that keep sandboxed commands from changing files of a project that other programs execute.
 
 Each file of `files.protected_paths` that exists when a sandbox is opened, up to `DEPTH` folders deep, is mounted
-read-only in it. So are the configuration and hooks of the project's git repository, of its submodules and worktrees,
-and of repositories as deep as that. Every folder on the way to a protected file is a mount too, because a folder that
-merely contains a mount could be renamed and created again. `git commit` works: objects, references and index stay
-writable.
+read-only in the sandbox. So are the configuration and hooks of the project's git repository, of its submodules and
+worktrees, and of other repositories down to the same depth. Every folder on the way to a protected file is a mount too,
+because a folder that merely contains a mount could be renamed and created again. `git commit` works: objects,
+references and index stay writable.
 
-If a bare repository is put beside `.git`, the sandbox is ended and its `HEAD` is renamed.
+If a bare repository is put next to `.git`, the sandbox is ended and the `HEAD` of that repository is renamed.
 
-A file that does not exist cannot be covered by a mount: `created_files` finds files created under a protected name.
-If a command may have created one, the sandbox is ended and the file is renamed. A symbolic link cannot be covered
-either: directly in the project folder, its target in the project is mounted instead, and a replaced link is found.
+A file that does not exist cannot be covered by a mount, so `created_files` detects files created under a protected
+name. If a command may have created such a file, the sandbox is ended and the file is renamed. A symbolic link cannot be
+covered either. If it is directly in the project folder, its target in the project is mounted instead, and a replaced
+link is detected.
 
 Mounts are identified by inode, through descriptors that follow no link. `are_intact` compares them with what is
-mounted: before the first command, so that nothing was mounted in between, and later, because a program outside that
-replaces a file (as `git config` does) removes its mount. All functions block and belong in worker threads.
+mounted. It does so before the first command, since files may have changed while the sandbox was opened, and again
+later, because a program outside the sandbox that replaces a file (as `git config` does) removes its mount. All
+functions block and belong in worker threads.
 """
 
 import contextlib
@@ -38,13 +40,14 @@ log = Log(__name__)
 
 DEPTH = 3
 FOLDERS = 2000
-"""Folders searched for repositories when a sandbox is opened; this takes about 100 ms."""
+"""The maximum number of folders searched for repositories when a sandbox is opened, which takes about 100 ms."""
 
 REPOSITORIES = 32
-"""Each repository adds about six mounts."""
+"""The maximum number of repositories. Each adds about six mounts."""
 
 NESTED = 64
-"""Protected files and folders below the project folder that get a mount, besides those of repositories."""
+"""The maximum number of protected files and folders below the project folder that get a mount, not counting those of
+repositories."""
 
 MOUNT_REPLACED = (
     "Everything in the workspace was ended because a protected file of the project was replaced from "
@@ -60,7 +63,7 @@ NESTED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {first: tuple(name for name in NAMES_ANYWHERE if name.split("/")[0] == first)
      for first in (name.split("/")[0] for name in NAMES_ANYWHERE)}
 )  # fmt: skip
-"""The protected names in any folder, by the entry of that folder that they begin with."""
+"""The names that are protected in any folder, by their first path component."""
 
 _LISTED = frozenset((REPOSITORY, *NESTED_NAMES))
 _CONFIG, _HOOKS, _COMMON, _HEAD = "config", "hooks", "commondir", "HEAD"
@@ -68,7 +71,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class ProtectedMount(NamedTuple):
-    """A mount below the project folder. A `writable` one only keeps its folder from being renamed."""
+    """A mount below the project folder. A `writable` mount only keeps its folder from being renamed."""
 
     path: str
     writable: bool
@@ -91,7 +94,7 @@ def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
 
 
 def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
-    """True if these mounts are the ones found below the folder `root` of a sandbox, and none is bypassed. A sandbox
+    """True if all these mounts are still in place below the folder `root` of a sandbox and none is bypassed. A sandbox
     that no longer exists counts as intact."""
     if not root.is_dir():
         return True
@@ -107,9 +110,9 @@ def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
 
 
 def rename_heads(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
-    """Rename each `HEAD` beside a protected `.git`. If `.git` is damaged, git treats a folder with a `HEAD` as a
-    repository and uses the configuration in it. No link is followed: another session may have replaced a folder with
-    one."""
+    """Rename each `HEAD` next to a protected `.git`. If `.git` is damaged, git treats a folder with a `HEAD` as a
+    repository and uses the configuration there. No link is followed: another session may have replaced a folder with a
+    link."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for folder in _beside_repositories(mounts):
             survey.rename_head(folder)
@@ -146,7 +149,8 @@ class _Survey:
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[int, os.stat_result] | None]:
-        """A descriptor of a path in the project and its stat result; None if it is missing or behind a link."""
+        """Open a path in the project for the block; yields a descriptor and its stat result, or None if the path is
+        missing or leads through a link."""
         folder, fds, names = self._root, list[int](), path.split("/") if path else ["."]
         try:
             try:
@@ -164,7 +168,8 @@ class _Survey:
                 os.close(fd)
 
     def protect(self, path: str, *, writable: bool = False) -> bool:
-        """Protect a regular file or folder and pin its parents in place; false if there is none."""
+        """Protect a regular file or folder, and keep its parents from being renamed. Returns false if there is no such
+        file or folder."""
         with self._at(path) as there:
             if there is None or not (stat.S_ISREG(there[1].st_mode) or stat.S_ISDIR(there[1].st_mode)):
                 return False
@@ -177,13 +182,15 @@ class _Survey:
         return True
 
     def target(self, name: str) -> str:
-        """The path in the project that an entry of the project folder leads to: its own, unless it is a link."""
+        """Returns the path in the project to which an entry of the project folder leads: its own path, unless it is a
+        link."""
         path = f"{self._project}/{name}"
         real = os.path.realpath(path) if os.path.islink(path) else ""  # noqa: PTH114 false where nothing can be read
         return real.removeprefix(f"{self._project}/") if real.startswith(f"{self._project}/") else name
 
     def _shut(self, path: str) -> None:
-        """Make an unreadable folder read-only as a whole: a user who removed the permission could restore it."""
+        """Make an unreadable folder read-only as a whole, because a user who removed the read permission could also
+        restore it."""
         if not path:
             raise ToolFailed(
                 f"The agent's workspace is set to {self._project}, which cannot be read, so "
@@ -219,8 +226,8 @@ class _Survey:
                 _rename(name, *there)
 
     def repositories(self) -> None:
-        """Protect the repositories of the project folder and of the folders below it, nearest first, and the other
-        protected files in these."""
+        """Protect the repositories in the project folder and in the folders below it, nearest first, and other
+        protected files in those folders."""
         waiting, looked, found, nested = deque([("", 0)]), 0, 0, 0
         while waiting:
             folder, depth = waiting.popleft()
@@ -238,7 +245,7 @@ class _Survey:
                     waiting.append((path, depth + 1))
 
     def _folders(self, path: str, besides: Collection[str] = ()) -> list[str]:
-        """The names of the subfolders of a folder, and of the entries `besides`."""
+        """The names of a folder's subfolders, and of those entries that are in `besides`."""
         with self._at(path) as there:
             if there is None or not stat.S_ISDIR(there[1].st_mode):
                 return []
@@ -254,7 +261,7 @@ class _Survey:
                 return []
 
     def _repository(self, path: str) -> bool:
-        """Protect the repository that a `.git` is or points to; false if there is none."""
+        """Protect the repository that a `.git` is or points to; returns false if there is none."""
         with self._at(path) as there:
             if there is None:
                 return False
@@ -268,7 +275,7 @@ class _Survey:
         return True
 
     def _git_dir(self, path: str) -> None:
-        """Protect a repository's folder, or the one it keeps for a worktree."""
+        """Protect a repository's folder, or the folder that it keeps for a worktree."""
         if path in self.found or not self.protect(path, writable=True):
             return
         worktree = Path(path).parent.name == "worktrees"
@@ -300,9 +307,9 @@ class _Survey:
                 waiting += ((f"{folder}/{name}", depth + 1) for name in names)
 
     def _complete(self, path: str, needed: Mapping[str, bytes | None]) -> None:
-        """Create the missing files, with this text, or folders, so that no command can create different ones. Git
-        treats them as if they were missing. (A `commondir` that led elsewhere would make git read its configuration
-        from there.)"""
+        """Create missing files with the given text, and missing folders, so that no command can create different ones.
+        Git treats these files and folders as if they were missing. (A `commondir` that led elsewhere would make git
+        read its configuration from there.)"""
         with self._at(path) as there:
             if there is None:
                 return
@@ -326,7 +333,8 @@ def _rename(name: str, folder: int, state: os.stat_result) -> None:
 
 
 def _open_up(folder: int, state: os.stat_result, needed: int) -> None:
-    """Restore access to a folder after a command removed its own user's access, and thereby the gateway's."""
+    """Restore access to a folder after a command removed the access of its own user, which may be the gateway's user
+    too."""
     if ~state.st_mode & needed:
         with contextlib.suppress(PermissionError):  # it belongs to another user
             Path(f"/proc/self/fd/{folder}").chmod(stat.S_IMODE(state.st_mode) | stat.S_IRWXU)
@@ -346,8 +354,8 @@ def _read(reference: int, state: os.stat_result) -> bytes:
 
 
 def _make(path: str, text: bytes | None, owner: os.stat_result) -> None:
-    """Create a file or a folder. Root creates it as the owner of the repository: with a later chown, the path might
-    lead elsewhere by then."""
+    """Create a file or a folder. If the gateway runs as root, this is done with the rights of the repository's owner.
+    With a chown afterwards, the path might lead elsewhere by then."""
     with acting_as(User(owner.st_uid, owner.st_gid) if os.geteuid() == 0 else None):
         if text is None:
             Path(path).mkdir()

@@ -1,11 +1,11 @@
 """Provenance of project files: the principals that could write them, and the files that may enter a prompt.
 
-Before a session of anybody but the owner can write in a project folder, the store records it, with the digests of the
-files there that prompts use (`survey`). From then on a file in that folder enters the prompts of other principals only
-with content that was there before or that the owner accepted. So it does not matter how or when a file is written: by a
-tool, a command, a process that outlives the gateway, or by moving a folder.
+Before a session of anybody but the owner can write in a project folder, the store records the session's principal, with
+the digests of the files in the folder that prompts use (`survey`). From then on a file in that folder enters the
+prompts of other principals only if its content was there before or the owner accepted it. So it does not matter how or
+when a file is written: by a tool, a command, a process that outlives the gateway, or by moving a folder.
 
-The record is read once and again after each change; only this process writes it.
+The records are read once, and again after each change; only this process writes them.
 """
 
 import os
@@ -21,7 +21,7 @@ from tidegate.values import Frozen
 T = TypeVar("T")
 
 Survey = Callable[[Path], Mapping[str, bytes]]
-"""Returns the digests of the files below a folder that may enter prompts, by real path. It blocks."""
+"""Returns the digests of the files below a folder that may enter prompts, by real path. The function blocks."""
 
 UNTRUSTED = (
     "somebody other than the owner could write in this folder, and the file is new or changed since; the owner accepts "
@@ -66,7 +66,7 @@ class Provenance:
         return Reader(folders=tuple(sorted(f"{folder}/" for folder in folders)), trusted=known.trusted)
 
     async def steady(self, principal: str, make: Callable[[Reader], Awaitable[T]]) -> T:
-        """Build something from files for a reader; build it again if a writer was added meanwhile."""
+        """Build something from files for a reader. If a writer was added in the meantime, build it again."""
         reader = await self.reader(principal)
         while True:
             result = await make(reader)
@@ -86,7 +86,7 @@ class Provenance:
         await self._change(workspaces.add_project_writer, real, writer, files)
 
     async def trust(self, files: Mapping[str, bytes]) -> None:
-        """Record that the owner accepts these contents."""
+        """Record that the owner accepts the files with these contents."""
         await self._change(workspaces.trust_files, files)
 
     async def files(self) -> Mapping[str, bytes]:

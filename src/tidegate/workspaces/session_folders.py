@@ -1,13 +1,13 @@
 """The folders of the sessions' workspaces below the gateway's home, and the trash for folders of ended sessions.
 
 A session's folder is private to the running user and is named after the session's id, so no caller-supplied text ever
-becomes a file name. Moving to the trash is a rename. Removal is complete at any depth and whatever permissions were
-left behind. Only names of this form are ever touched; a user's project folder never has one. Folders without an owner
-are found by name; the store records who owns what.
+becomes a file name. Moving to the trash is a rename. Removal is complete at any depth, whatever permissions were left
+behind. Only folders with such names are ever touched; a user's project folder never has such a name. Folders without an
+owner are found by name; the store records which session owns which folders.
 
-The trash holds no more than its quota: `enforce_trash_quota` removes the oldest folders first, however young. Each
-folder is measured once, since nothing writes there any more, and its size is kept in the session's row.
-(`Workspaces.tidy` enforces the maximum age.)
+The trash holds no more than its quota: `enforce_trash_quota` removes the oldest folders first, even if they have not
+reached the maximum age. Each folder is measured only once, since nothing writes to it any more, and its size is kept in
+the session's row. (`Workspaces.tidy` enforces the maximum age.)
 
 Functions that are not `async` block and belong in worker threads.
 """
@@ -40,7 +40,7 @@ BATCHES = 100
 """Batches per run: more than are ever needed, and a bound on the loop."""
 
 MEASURE_SECONDS = 5.0
-"""Time limit for measuring one workspace; after it, the result is a lower bound."""
+"""Time limit for measuring one workspace. If it is exceeded, the result is a lower bound."""
 
 NOTES_NAME = "notes.txt"
 NOTES = """These are notes for trying the demo model: it read this file with the tool read_file.
@@ -66,8 +66,8 @@ class Folders:
         return self.root / f"{session}.private"
 
     def make(self, spec: SandboxSpec, *, here: bool, notes: bool) -> None:
-        """Create the missing folders of a workspace; the working folder only if it is on this machine (`here`). `notes`
-        adds the demo model's notes to a new working folder."""
+        """Create the missing folders of a workspace. The working folder is created only if it is on this machine
+        (`here`). `notes` adds the demo model's notes to a new working folder."""
         self.root.mkdir(mode=FOLDER_MODE, exist_ok=True)
         spec.private.mkdir(mode=FOLDER_MODE, exist_ok=True)
         own = (spec.home, spec.temporary) if spec.project or not here else (spec.home, spec.temporary, spec.folder)
@@ -85,7 +85,7 @@ class Folders:
         return [folder for folder in own if spec.user is not None and folder.stat().st_uid != spec.user.uid]
 
     def move_to_trash(self, session: str) -> None:
-        """Move the session's folders to the trash; the next sweep removes the private one."""
+        """Move the session's folders to the trash. The next sweep removes the private folder."""
         self.trash.mkdir(mode=FOLDER_MODE, exist_ok=True)
         for folder in (self.of(session), self.private(session)):
             place = self.trash / folder.name
@@ -116,13 +116,13 @@ class Folders:
         return found
 
     def is_leftover(self, path: Path) -> bool:
-        """True if it should be removed even though its session could still use it again."""
+        """True if this folder should be removed even though its session could be used again."""
         return path.parent == self.trash and "." in path.name
 
 
 def remove(folder: Path) -> None:
     """Remove a folder and everything in it. Subfolders are moved up before they are emptied, so that neither the path
-    nor the stack grows; what a crash leaves behind carries the session's name and is swept."""
+    nor the stack grows. Folders left behind by a crash have the session's name and are removed by the next sweep."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
         return
@@ -153,7 +153,7 @@ def remove(folder: Path) -> None:
 
 
 def _give(path: Path, user: User | None) -> None:
-    """Give a new file or folder to this user; None is the gateway's own."""
+    """Give a new file or folder to this user; None is the gateway's own user."""
     if user is not None:
         os.chown(path, *user)
 
@@ -169,8 +169,8 @@ class DiskUsage(NamedTuple):
 
 
 def disk_usage(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
-    """Disk usage of these folders. Stops once it exceeds `enough`, or after MEASURE_SECONDS. Folders that are too deep
-    or cannot be read count as too much."""
+    """Measures the disk usage of these folders. Stops once the usage exceeds `enough`, or after MEASURE_SECONDS.
+    Folders that are too deep or cannot be read count as too much."""
     total, count, until = 0, 0, time.monotonic() + MEASURE_SECONDS
     places = [os.fspath(folder) for folder in folders]
     waiting = list(places)
@@ -196,8 +196,9 @@ def disk_usage_bytes(folders: Iterable[Path], enough: int) -> int:
 
 
 def _usage_in_namespace(places: list[str]) -> DiskUsage | None:
-    """The same for folders to which a command has removed its own access, and the gateway's with it. Runs in a user
-    namespace whose root can read all files of that user. None if measuring fails."""
+    """Measures folders that can no longer be read because a command removed its own user's access, and thereby the
+    gateway's. This runs in a user namespace whose root can read all files of that user. Returns None if measuring
+    fails."""
     existing = [place for place in places if Path(place).is_dir()]
     measure = [*_AS_ITS_ROOT, "du", "--summarize", "--total", "--block-size=1"]
     counts = []

@@ -1,8 +1,8 @@
 """A session's workspace as its tools see it.
 
-Every method concerns this session only: none accepts the name of another. A handle is created per turn, costs nothing
-and owns nothing; the folder is created and the sandbox opened on first use. Cancelling `run` ends the command and all
-its processes within a second. Failures are `ToolFailed` with one sentence.
+Every method concerns this session only; no method accepts another session's name. A `Workspace` is created for each
+turn, costs nothing and owns nothing. The folder is created and the sandbox opened on first use. Cancelling `run` ends
+the command and all its processes within a second. Failures raise `ToolFailed` with one sentence.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.workspaces.workspaces import Workspaces
 
 COMMAND_BYTES = 1024 * 1024
-"""Limit of one command. A longer one belongs in a file."""
+"""Size limit of one command. A longer command belongs in a file."""
 
 _TOO_LONG = (
     f"The shell's variables and functions take more than {shell_script.STATE_BYTES // 1024} KiB and were not kept: "
@@ -36,7 +36,7 @@ _REPLACED = (
 
 class CommandEnd(Frozen, frozen=True):
     """How a command ended. `code` is None if it was ended by its timeout, negative after a signal. `left_behind` counts
-    the background processes that were ended with it; `note` contains further information for the caller."""
+    the background processes that were ended with the command; `note` contains further information for the caller."""
 
     code: int | None
     timed_out: bool = False
@@ -45,7 +45,7 @@ class CommandEnd(Frozen, frozen=True):
 
 
 class WaitResult(NamedTuple):
-    """`matched` is the line that matches the pattern; None if the time was up or the process ended first."""
+    """`matched` is the line that matches the pattern; None if the time ran out or the process ended first."""
 
     process: ProcessView
     matched: str | None
@@ -105,7 +105,7 @@ class Workspace:
     async def _keep_shell(
         self, live_sandbox: LiveSandbox, sandbox: Sandbox, done: CommandResult, before: bytes | None, told: str
     ) -> list[str]:
-        """Save the state of the shell. Returns notes for the caller, after the one given as `told`."""
+        """Save the state of the shell. Returns notes for the caller; `told` is an earlier note and comes first."""
         notes = [told] if told else []
         saved = shell_script.read_state(done.state)
         if saved.shell is not None:
@@ -128,7 +128,7 @@ class Workspace:
     # -- background processes --
 
     async def start(self, name: str, command: str, *, restart: bool = False, notify: bool = False) -> ProcessView:
-        """Start a named process, or return the one of that name that is already running."""
+        """Start a named process. If a process with that name is already running, return that process."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
             if name not in live_sandbox.running and await live_sandbox.is_full() and live_sandbox.disk is not None:
@@ -141,7 +141,8 @@ class Workspace:
         return await self._viewer().list()
 
     async def output(self, name: str, *, since: int | None = None, limit: int) -> OutputPage:
-        """At most `limit` bytes of a process's output from the offset `since`; with None, the last ones."""
+        """Read at most `limit` bytes of a process's output from the offset `since`; if that is None, the last `limit`
+        bytes."""
         return await self._viewer().output(name, since, limit)
 
     async def write(self, name: str, data: bytes, *, close: bool = False) -> None:
@@ -150,7 +151,8 @@ class Workspace:
         await self._owner.processes.write(running, data, close=close)
 
     async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> WaitResult:
-        """Wait until a line of output from `since` on matches the extended regular expression, or the process ends."""
+        """Wait until a line of the output after the offset `since` matches the extended regular expression or the
+        process ends."""
         await self._viewer().row(name)
         if pattern is None:
             return await self._wait(name, None, timeout, since, None)

@@ -5,7 +5,7 @@ session does not touch it. Everything is recorded before it is created, so lefto
 `reconcile` and `tidy` end or remove them by comparing what exists with what should exist. A user's own folder is never
 moved or removed. Commands see only those variables of the gateway's environment that the settings name.
 
-`Workspaces` owns the sandboxes and processes, through the live sandboxes on the records of present sessions, and the
+`Workspaces` owns the sandboxes and processes (through the live sandboxes on the records of present sessions) and the
 folders below the gateway's home.
 """
 
@@ -58,7 +58,7 @@ from tidegate.workspaces.workspace import Workspace
 log = Log(__name__)
 
 RECONCILE_SECONDS = 5.0
-"""Interval between checks of what is alive and what it uses."""
+"""Interval between checks of which sandboxes and processes are alive and how much they use."""
 
 TIDY_SECONDS = 300.0
 """Interval between checks of folders, and of rows that no longer belong to anything."""
@@ -73,10 +73,12 @@ BATCHES = 100
 """Batches per run: more than are ever needed, and a bound on the loop."""
 
 ORPHAN_ROW_SECONDS = 60.0
-"""The age at which a process row without a running process is an error: normally they are milliseconds apart."""
+"""The age at which a process row without a running process is an error. Normally row and process start within
+milliseconds."""
 
 CHOWN_SECONDS = 120.0
-"""Time limit for changing the owner of a workspace's files, once, from root: about 100,000 files per second."""
+"""Time limit for changing the owner of a workspace's files from root to another user, which is done once. About 100,000
+files can be changed per second."""
 
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
 """Default variables of commands: UTF-8 text, and no pager, since nobody could page through the output."""
@@ -102,8 +104,8 @@ class Workspaces:
         provenance: Provenance | None = None,
         bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     ) -> None:
-        """`environment` is the gateway's own; commands see only the variables that the settings name. `provenance`
-        records a session before it can write in a project folder."""
+        """`environment` is the gateway's own environment; commands see only those of its variables that the settings
+        name. `provenance` records a session before it can write in a project folder."""
         self.store = store
         self._provenance = provenance
         self._bounds = bounds
@@ -133,13 +135,14 @@ class Workspaces:
         return await self._choice.backend()
 
     async def _remote_backend(self) -> RemoteBackend | None:
-        """The backend, if its folders are on another machine. Others are not detected, since that needs a process."""
+        """Returns the backend if its folders are on another machine. Other backends are not detected here, since that
+        would start a process."""
         backend = await self.backend() if self.settings.backend == "ssh" else None
         return backend if isinstance(backend, RemoteBackend) else None
 
     async def spec(self, session: str, agent: str) -> tuple[Backend, SandboxSpec]:
-        """The backend and sandbox specification of a session. If its agent is no longer configured, it has its own
-        folder."""
+        """The backend and sandbox specification of a session. If the session's agent is no longer configured, the
+        session gets its own folder."""
         project = self._config.project(agent) if agent in self._config.agents else None
         return await self.backend(), await self._spec(session, project)
 
@@ -192,7 +195,8 @@ class Workspaces:
         return [record.workspace for record in self._presence if isinstance(record.workspace, LiveSandbox)]
 
     async def _obtain_sandbox(self, spec: SandboxSpec, backend: Backend, agent: str) -> LiveSandbox:
-        """The session's live sandbox. One made for another backend or folder is closed and replaced."""
+        """Returns the session's live sandbox. A live sandbox made for another backend or folder is closed and
+        replaced."""
         if isinstance(backend, NoCommands):
             raise ToolFailed(backend.reason)
         there = self.present(spec.session)
@@ -242,7 +246,7 @@ class Workspaces:
 
     async def _change_owner(self, folders: list[Path], user: User) -> None:
         """Give these folders and their contents to the session's user. No link is followed. A folder changes its owner
-        after its contents, so an interrupted run is repeated and a finished one is not."""
+        only after its contents, so an interrupted run is repeated but a finished run is not."""
         chown = [find_program("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
         child = await self.spawner.spawn(chown, {})
         try:
@@ -284,7 +288,7 @@ class Workspaces:
                     await self.close_sandbox(live_sandbox)
 
     async def close_sandbox(self, live_sandbox: LiveSandbox) -> None:
-        """Close a live sandbox and take it off its session's record, unless a newer one has replaced it there."""
+        """Close a live sandbox and remove it from its session's record, unless a newer one has already replaced it."""
         live_sandbox.closed = True
         if (record := self._presence.get(live_sandbox.session)) is not None and record.workspace is live_sandbox:
             self._presence.clear_workspace(live_sandbox.session)
@@ -296,7 +300,7 @@ class Workspaces:
     # -- start and stop of the gateway --
 
     async def start(self) -> None:
-        """Record what the last gateway left behind: its processes are gone, and those marked `restart` start again."""
+        """Record that the processes of the last gateway are gone, and start those marked `restart` again."""
         if self._choice.warning:
             log.warning("the gateway runs as root", meaning=self._choice.warning)
         if self.spawner.user is not None:
@@ -318,8 +322,8 @@ class Workspaces:
         self._scope.start(self._restart, name="restart of processes")
 
     async def _end_orphans(self) -> None:
-        """End the processes of this home that descend from none of our children. The home is locked, so no other
-        gateway owns them."""
+        """End the processes with this home's mark that do not descend from any of our children. The home is locked, so
+        no other gateway owns them."""
         marked = await to_thread.run_sync(reaper.marked_processes, self.spawner.owner)
         # Children are started on this thread, so every one that was found and is still running is known by now.
         running = self.spawner.running
@@ -379,7 +383,8 @@ class Workspaces:
             await self._remote_cleanup.discard_folders(backend, row.session, keep=keep)
 
     async def _end_processes(self, session: str) -> WorkspaceRow | None:
-        """End everything that runs for the session. Returns None if it never had a workspace, as most do not."""
+        """End everything that runs for the session. Returns None if the session never had a workspace, which is true of
+        most sessions."""
         record = self._presence.get(session)
         if record is not None and isinstance(record.workspace, LiveSandbox):
             await self.close_sandbox(record.workspace)
@@ -391,8 +396,8 @@ class Workspaces:
     # -- the timer --
 
     async def reconcile(self) -> None:
-        """Compare what is alive with what should be: sandboxes that were ended from outside, usage beyond the limits,
-        idle sandboxes, and zombies that nobody else would reap."""
+        """Compare what is alive with what should be alive. Handles sandboxes that were ended from outside, usage beyond
+        the limits, idle sandboxes, and zombies that nobody else would reap."""
         await to_thread.run_sync(self._reaper.reap)
         live_sandboxes = self._live_sandboxes()
         await _run_concurrently([self._check(live_sandbox) for live_sandbox in live_sandboxes])
@@ -418,7 +423,8 @@ class Workspaces:
             log.exception("checking a workspace failed; it is tried again", session=live_sandbox.session)
 
     async def tidy(self) -> None:
-        """Remove processes and folders without an owner, folders whose time in the trash is over, and orphaned rows."""
+        """Remove processes and folders without an owner, folders that have been in the trash long enough, and orphaned
+        rows."""
         self._choice.reconsider()
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
@@ -462,7 +468,7 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """The status for the operator. The backend is detected when it is first needed."""
+        """The status for the operator. Reading it does not trigger the detection of the backend."""
         live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(

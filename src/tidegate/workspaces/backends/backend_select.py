@@ -1,7 +1,7 @@
 """Selection of the backend that runs the sessions' commands.
 
-The backend is determined once, on first use. If none can be used, commands are refused with one sentence that says why,
-and file tools still work. Only `auto` chooses a backend; one named by the operator is never replaced by another.
+The backend is determined once, on first use. If none can be used, commands are refused with a one-sentence reason, and
+file tools still work. Only `auto` chooses a backend; a backend named by the operator is never replaced by another one.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +25,12 @@ AS_ROOT: Mapping[str, str] = MappingProxyType(
         "whatever that user can. Run it as a dedicated user, or choose another workspaces.backend.",
     }
 )
-"""The meaning of running as root, for each backend whose commands run on this machine."""
+"""The consequences of running as root, for each backend whose commands run on this machine."""
 
 
 class NoCommands:
-    """Used when no backend works: offers the session's files and the reason why commands cannot run."""
+    """The placeholder for a backend when none works: gives access to the session's files and refuses commands with the
+    reason."""
 
     name = "none"
     sandboxed = False
@@ -63,7 +64,7 @@ class NoCommands:
 
 
 class BackendSelection:
-    """The backend that the settings name; `make` creates one by name, also in tests."""
+    """The backend selected by the settings. `make` creates a backend by name; tests can replace it."""
 
     def __init__(
         self, settings: WorkspaceSettings, spawner: Spawner, groups: Cgroups, make: Callable[[str], Backend] | None
@@ -94,12 +95,12 @@ class BackendSelection:
 
     @property
     def warning(self) -> str:
-        """A warning about the user that the gateway runs as; empty if there is none."""
+        """A warning for a gateway that runs as root; empty if there is none."""
         name = "bubblewrap" if self._settings.backend == "auto" else self._settings.backend
         return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
-        """Check again on the next use if the last check failed: a backend may have become usable since."""
+        """If the last check failed, check again on the next use: a backend may have become usable in the meantime."""
         if isinstance(self._chosen, NoCommands):
             self._chosen = None
 
@@ -116,7 +117,7 @@ class BackendSelection:
         return NoCommands(f"Commands cannot be run here: {why}", self._spawner)
 
     def _make_backend(self, name: str) -> Backend:
-        """Create the backend of this name. Only the module of that backend is imported."""
+        """Create the backend with this name. Only the module of that backend is imported."""
         if name == "bubblewrap":
             from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 

@@ -1,22 +1,22 @@
 """The backend `bubblewrap`: one sandbox per session, built from the kernel's namespaces.
 
 A command sees a read-only system, its session's folder under /workspace, the session's own home and /tmp, and the
-processes of its session, and nothing else of the machine. It has no capabilities and cannot get any. It reaches no more
-of the kernel than `seccomp` permits and no more of the network than `sandbox_network` permits. Everything that a
-command started ends with it: these processes are identified by its control group or, where there is none, by a mark in
-their environment.
+processes of its session. It sees nothing else of the machine. It has no capabilities and cannot get any. It reaches no
+more of the kernel than `seccomp` permits and no more of the network than `sandbox_network` permits. When a command
+ends, everything that it started is ended too. These processes are identified by the command's control group or, without
+control groups, by a mark in their environment.
 
-A sandbox ends with the gateway, however and whenever the gateway dies, even while the sandbox starts. They are
-connected by a socket, the *lifeline*; the gateway alone holds its other end, and nobody else can open it. When the
-gateway is gone, the kernel closes that end, the sandbox's first process reads end-of-file and exits, and the kernel
-ends the namespace with its first process. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the
-first process with it, so that even a stopped one ends. During set-up we must not kill `bwrap`: its two
-processes wait for each other, and one whose partner has died waits forever (docs/decisions/0026).
+A sandbox ends with the gateway, however and whenever the gateway dies, even while the sandbox starts. The two are
+connected by a socket, the *lifeline*. Only the gateway holds the other end, and nobody else can open it. When the
+gateway is gone, the kernel closes that end. The sandbox's first process then reads end-of-file and exits, and with it
+the kernel ends the whole namespace. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the first
+process with it, so that even a stopped one ends. During set-up we must not kill `bwrap`: its two processes wait for
+each other, and one whose partner has died waits forever (docs/decisions/0026).
 
-A sandbox consists of `bwrap` and a shell in it, its first process, which only holds the namespaces and reaps orphans;
-each command enters them. So a session's commands share /tmp and see each other, a background process outlives the
-command that started it, and a command has its own streams and exit code like any child. All state is on disk, so an
-idle sandbox can be closed and opened again.
+A sandbox consists of `bwrap` and a shell, its first process, which only holds the namespaces and reaps orphans; each
+command enters these namespaces. So a session's commands share /tmp and see each other, a named background process keeps
+running between other commands, and a command has its own streams and exit code like any child. All state is on disk, so
+an idle sandbox can be closed and opened again.
 """
 
 import asyncio
@@ -66,14 +66,14 @@ OPEN_SECONDS = 10.0
 """A sandbox opens within milliseconds; a machine that takes longer than this has another problem."""
 
 SHARED_MEMORY_BYTES = 64 * 1024 * 1024
-"""Size limit of /dev/shm and of /run. They are in memory and belong to no process. Together they never exceed the
-session's memory, of which they are a part."""
+"""Size limit of /dev/shm and of /run. Their files are in memory but belong to no process. They count towards the
+session's memory and together never exceed it."""
 
 _INFO, _LIFELINE, _FILES = 5, 6, 7  # descriptor numbers in `bwrap`; further files start at the last
 _INFO_BYTES = 4096  # more than `bwrap` reports
 _HOLD = f"echo up; exec >/dev/null; while read -r -u {_LIFELINE} _; do :; done"
-"""The script of a sandbox's first process. Its output says that everything is mounted; it exits at the end of the
-lifeline. A shell reaps orphans below it. Like any first process, it cannot be killed from inside."""
+"""The script of a sandbox's first process. Its output reports that everything is mounted. It exits when the lifeline is
+closed. Being a shell, it reaps orphans, and like any first process it cannot be killed from inside."""
 
 _USER = 1000  # the user id inside the sandbox, whoever runs the gateway
 _PASSWD = f"agent:x:{_USER}:{_USER}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
@@ -96,8 +96,8 @@ _MACHINE = (
     "slabinfo",
     "timer_stats",
 )
-"""Writable files of /proc that belong to the whole machine. The kernel checks only the owner there, not capabilities,
-so they are mounted read-only."""
+"""Writable files of /proc that belong to the whole machine. For these files the kernel checks only the owner, not
+capabilities, so they are mounted read-only."""
 
 _KEYS = "/proc/keys"  # lists all keys of the user, including those of other programs and sandboxes
 
@@ -108,7 +108,7 @@ _ETC = (
     "pki/tls/openssl.cnf", "protocols", "python3", "services", "shells", "ssl/certs", "ssl/openssl.cnf",
     "terminfo", "timezone",
 )  # fmt: skip
-"""The parts of /etc that programs need. None of them contains a secret; local additions might."""
+"""The parts of /etc that programs need. None of these contains a secret; files that were added locally might."""
 
 
 class BubblewrapBackend:
@@ -116,7 +116,7 @@ class BubblewrapBackend:
     sandboxed = True
 
     def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
-        """Without `groups`, their limits are polled instead."""
+        """Without `groups`, the limits that they would enforce are polled."""
         self._spawner = spawner
         self._groups = groups
         self._nesting: tuple[str, ...] = _NO_NESTING
@@ -133,7 +133,7 @@ class BubblewrapBackend:
         return INNER
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """The session's files. They are on this machine, so the sandbox need not be opened."""
+        """The session's files. They are on this machine and can be used without opening the sandbox."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
@@ -255,7 +255,7 @@ class BubblewrapBackend:
             return sandbox
 
     def _environment(self, mark: str = "") -> dict[str, str]:
-        """The environment of `bwrap` itself, by which its processes are found while they set up the sandbox."""
+        """The environment of `bwrap` itself. It identifies the processes of `bwrap` while they set up the sandbox."""
         return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
 
     def _isolation(self) -> list[str]:
@@ -277,7 +277,7 @@ async def _or_closed(sandbox: BubblewrapSandbox) -> AsyncIterator[None]:
 
 
 def _holding(text: str) -> int:
-    """A pipe containing this text, which must fit into its buffer."""
+    """Returns the read end of a pipe that contains this text. The text must fit into the pipe's buffer."""
     out, into = os.pipe()
     try:
         os.write(into, text.encode())
@@ -288,7 +288,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """If the block fails, kill the child and any process that its set-up has left orphaned."""
+    """If the block fails, kill the child and any orphans that it left while setting up the sandbox."""
     try:
         async with killed_on_error(child):
             yield
@@ -322,7 +322,7 @@ def _programs() -> SandboxPrograms:
 
 
 def _files(spec: SandboxSpec) -> dict[str, str]:
-    """The contents of a sandbox's own files, by path."""
+    """The contents of the files that exist only in a sandbox, by path."""
     files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
     if spec.network:
         files["/etc/resolv.conf"] = sandbox_network.RESOLV_CONF
@@ -330,8 +330,8 @@ def _files(spec: SandboxSpec) -> dict[str, str]:
 
 
 def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:
-    """Arguments for the read-only system. Symbolic links in the root (merged /usr) stay links. Each tmpfs gets at most
-    `memory`."""
+    """The `bwrap` arguments that mount the read-only system. Symbolic links in the root (merged /usr) stay links. Each
+    tmpfs gets at most `memory`."""
     options: list[str] = []
     for name in SYSTEM:
         place = Path("/", name)

@@ -50,15 +50,16 @@ INNER = "/workspace"
 HOME = "/home/agent"
 
 LIST_SECONDS = 1.0
-"""Interval between listings of System V shared memory, each of which takes a process: only without control groups."""
+"""Interval between listings of System V shared memory. Each listing starts a process. Used only without control
+groups."""
 
 LISTING_SECONDS = 10.0
-"""Time limit of one listing, which takes milliseconds."""
+"""Time limit of one listing, which normally takes milliseconds."""
 
 SEGMENTS = "/proc/sysvipc/shm"
 
 ENTERING_PROCESSES = 16
-"""Processes beyond the limit that may exist while commands enter a sandbox, two for each command."""
+"""The number of processes allowed beyond the limit while commands enter a sandbox. Each entering command needs two."""
 
 TOO_MANY_PROCESSES = (
     "Everything in the workspace was ended because a command started more processes than could be ended one by one."
@@ -86,7 +87,8 @@ class SandboxPrograms(NamedTuple):
 class BubblewrapSandbox:
     """The sandbox of one session. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors for
     entering them, the network helper if there is one, and the control group if there is one. The group is for commands
-    only: the processes that hold the sandbox are not in it and are never killed for what commands use."""
+    only: the processes that hold the sandbox are not in the group, so they are never killed because of what commands
+    use."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class BubblewrapSandbox:
         guarded: tuple[ProtectedMount, ...] = (),
     ) -> None:
         """`first` is the pid of its first process in our namespace. The sandbox ends when `lifeline` is closed.
-        `guarded` are the mounts without which no command may run in it."""
+        `guarded` are the mounts without which no command may run in the sandbox."""
         self._spawner = spawner
         self._programs = programs
         self._spec = spec
@@ -130,7 +132,7 @@ class BubblewrapSandbox:
 
     @property
     def alive(self) -> bool:
-        """A sandbox that has lost its network is not alive and will be opened again."""
+        """False if the sandbox has ended or has lost its network; it is then opened again."""
         connected = self._network is None or self._network.running
         return self._holder.running and connected and not self._closed
 
@@ -239,7 +241,7 @@ class BubblewrapSandbox:
         return await to_thread.run_sync(look, self._spec.limits)
 
     async def _listed(self) -> int:
-        """The size of System V shared memory here. The kernel shows it only inside the namespace."""
+        """The size of the sandbox's System V shared memory. The kernel shows it only inside the namespace."""
         enter = [self._programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", SEGMENTS]
         try:
@@ -261,9 +263,10 @@ class BubblewrapSandbox:
         await self._holder.wait()
 
     async def close(self) -> None:
-        """Killing the first process makes the kernel kill everything in the namespace. The processes that wait for it
-        and for commands are left to exit on their own: otherwise only the first process of the machine would reap them,
-        and that may be the gateway."""
+        """Close the sandbox by killing its first process: the kernel then kills everything in the namespace. The
+        processes that wait for the first process and for commands exit on their own after reaping their children. If
+        they were killed, only the first process of the machine could reap these children, and that may be the
+        gateway."""
         if self._closed:
             await self._holder.wait()
             return
@@ -292,8 +295,8 @@ class BubblewrapSandbox:
         self._release.close()
 
     async def signal(self, command: "SandboxCommand", number: int) -> int:
-        """Signal all processes of a command; returns how many. Without control groups, processes that dropped the mark
-        can only be recognised while no other command runs or starts."""
+        """Signal all processes of a command; returns how many were signalled. Without control groups, processes that
+        removed the mark can be recognised only while no other command runs or starts."""
         if command.leaf is not None:
             reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
             # Not to the process that waits for it outside the sandbox and has to reap it.
@@ -313,7 +316,7 @@ class BubblewrapSandbox:
         return self._table.signal(number, besides=_OWN, mark=mark)
 
     async def give_up(self) -> None:
-        """End the whole sandbox, because a command cannot be ended otherwise."""
+        """End the whole sandbox, because a command cannot be ended in any other way."""
         self.close_reason = TOO_MANY_PROCESSES
         await self.close()
 
@@ -322,10 +325,10 @@ class BubblewrapSandbox:
 
 
 class SandboxCommand:
-    """A command inside a sandbox. Everything it started ends with it."""
+    """A command inside a sandbox. Everything that the command started is ended with it."""
 
     def __init__(self, sandbox: BubblewrapSandbox, child: ChildProcess, mark: str, leaf: CommandGroup | None) -> None:
-        """`leaf` is the command's own control group, removed with it."""
+        """`leaf` is the command's own control group. It is removed with the command."""
         self._sandbox = sandbox
         self._child = child
         self.mark = mark
@@ -340,7 +343,8 @@ class SandboxCommand:
 
     @property
     def waiting_pid(self) -> int | None:
-        """The process that waits for it outside; once that is reaped, its number may be reused."""
+        """The pid of the process outside the sandbox that waits for the command. None once that process is reaped,
+        since its number may then be reused."""
         return self.pid if self._child.running else None
 
     async def reap(self) -> None:
@@ -366,7 +370,8 @@ class SandboxCommand:
             self._sandbox.forget(self)
 
     async def _vanished(self) -> None:
-        """Wait until its processes are gone. This polls, since a process is notified only about its own children."""
+        """Wait until the command's processes are gone. This is done by polling, since a process is notified only about
+        its own children."""
         left = 1
         while left:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -393,7 +398,7 @@ class SandboxCommand:
 
 
 async def _over(child: ChildProcess) -> None:
-    """Give the waiting process time to reap its killed child and exit; otherwise kill it too."""
+    """Give the waiting process time to reap its killed child and exit. If it does not, kill it too."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REAP_SECONDS):
             await child.wait()
@@ -401,13 +406,14 @@ async def _over(child: ChildProcess) -> None:
 
 
 def _permitted(processes: int) -> int:
-    """This process limit, or the gateway's own limit if that is lower: an ordinary user cannot exceed it."""
+    """Returns this process limit, or the gateway's own limit if that is lower, since an ordinary user cannot raise
+    it."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     return processes if hard == resource.RLIM_INFINITY else min(processes, hard)
 
 
 def _owner(first: int) -> int:
-    """The user namespace in which the sandbox was created."""
+    """Opens the user namespace in which the sandbox was created."""
     mount = _namespace(first, "mnt")
     try:
         return fcntl.ioctl(mount, _NS_GET_USERNS)

@@ -2,15 +2,15 @@
 
     python -I -S guardian.py DESCRIPTOR
 
-It exits when no process of the command is left, whatever the command did: processes that leave their group, session
-or environment stay below the guardian, because it is a subreaper and the kernel gives it every orphan. It ends them
-when the command has ended, when it is signalled (SIGTERM passes SIGTERM to everything below it, SIGUSR1 kills it), and
-when its owner is gone. At its end it reports the command's exit code and the number of processes left behind. It runs
-between the gateway and the command and has no secret of either.
+It exits when no process of the command is left, whatever the command did. Processes that leave their group, session or
+environment stay below the guardian, because it is a subreaper: the kernel makes every orphan its child. It ends these
+processes when the command has ended, when the guardian is signalled (SIGTERM passes SIGTERM to everything below it,
+SIGUSR1 kills it), and when its owner is gone. At its end it reports the command's exit code and the number of processes
+left behind. It runs between the gateway and the command and knows no secrets.
 
-It receives its task through the descriptor, preceded by its length, and reports there; when the other end is closed,
-its owner is gone. On another machine (`guard_remote`) it uses its standard streams instead of that descriptor, and a
-keeper represents the gateway: if the keeper is gone, the owner counts as gone.
+It receives its task through the descriptor, preceded by the length, and reports through the same descriptor. When the
+other end is closed, its owner is gone. On another machine (`guard_remote`) it uses its standard streams instead of that
+descriptor, and a keeper represents the gateway: if the keeper is gone, the owner counts as gone.
 
 It imports nothing from Tidegate and little else, so it starts in a few milliseconds and can be sent to a machine that
 has only Python 3.10.
@@ -34,11 +34,11 @@ ORPHANED_SECONDS = 1.0
 """Seconds between SIGTERM and SIGKILL for all processes when the owner is gone."""
 
 KILLED_SECONDS = 5.0
-"""Time limit for killed processes to end. A process that does not, such as another user's, is out of reach."""
+"""Time limit for killed processes to end. A process that survives, such as another user's, is out of reach."""
 
 UP, OVER = b"\0up ", b"\0over "
-"""The reports: at the start, the guardian's identity and the command's pid; at the end, the command's exit code and the
-number of processes left behind."""
+"""The beginnings of the two reports. At the start: the guardian's identity and the command's pid. At the end: the
+command's exit code and the number of processes left behind."""
 
 _ROUND_SECONDS = 0.02  # between two rounds of killing
 _PR_SET_CHILD_SUBREAPER = 36
@@ -73,7 +73,7 @@ def task_message(
 
 
 def receive_fields(source: int) -> list[str]:
-    """Read packed fields; none if the sender is gone."""
+    """Read packed fields; empty if the sender is gone."""
     length = b""
     while not length.endswith(b"\n"):
         byte = os.read(source, 1)
@@ -96,26 +96,26 @@ def receive_fields(source: int) -> list[str]:
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """State, parent and start time of a process; None if it does not exist."""
+    """The state, parent and start time of a process; None if the process does not exist."""
     fields = _contents(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     return (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else None
 
 
 def _numbers(folder: str) -> list[int]:
-    """The numeric names in a kernel folder: processes or descriptors."""
+    """The numeric names in a folder of /proc, which are processes or descriptors."""
     with os.scandir(folder) as entries:
         return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
 
 def process_identity(pid: int) -> str:
-    """An identity that a later process with the same number does not share; empty if the process is not alive."""
+    """An identity of a process that no later process with the same number has; empty if the process is not alive."""
     found = _stat(pid)
     return f"{pid}:{found[2]}" if found and found[0] not in "ZX" else ""
 
 
 def descendants(roots: list[int]) -> dict[int, int]:
-    """All living descendants of these processes, with their start times. Zombies are not alive, but may have living
-    children."""
+    """All living descendants of these processes, with their start times. Zombies are left out, but their living
+    children are included."""
     children: dict[int, list[tuple[int, str, int]]] = {}
     for pid in _numbers("/proc"):
         found = _stat(pid)
@@ -132,7 +132,7 @@ def descendants(roots: list[int]) -> dict[int, int]:
 
 
 def send(number: int, processes: dict[int, int]) -> None:
-    """Signal exactly these processes, and no later ones with the same numbers."""
+    """Signal exactly these processes, never later ones with the same numbers."""
     for pid, start in processes.items():
         with contextlib.suppress(OSError):
             reference = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
@@ -155,7 +155,7 @@ def marked_processes(variable: str) -> dict[int, int]:
 
 
 def sweep(variable: str) -> bool:
-    """Kill all processes with this variable: a fallback if a guardian was itself killed. Returns whether none is
+    """Kill all processes with this variable: a fallback if a guardian was itself killed. Returns true if none is
     left."""
     until = time.monotonic() + KILLED_SECONDS
     while time.monotonic() < until:
@@ -168,15 +168,15 @@ def sweep(variable: str) -> bool:
 
 
 def load(roots: list[int], most: int) -> tuple[int, int]:
-    """The number of processes below these and their memory in bytes. Shared memory counts for each process; if the sum
-    exceeds `most`, it is divided among them, which takes longer to read."""
+    """The number of descendants of these processes and their memory in bytes. Shared memory counts in full for each
+    process. If the sum exceeds `most`, each process counts only its share, which takes longer to read."""
     found = descendants(roots)
     used = sum(map(_own_bytes, found))
     return len(found), used if used <= most else sum(map(_shared_bytes, found))
 
 
 def _own_bytes(pid: int) -> int:
-    """Memory without pages shared with files."""
+    """The memory of a process, without pages mapped from files."""
     lines = [line.split() for line in _contents(f"/proc/{pid}/status").splitlines()]
     return sum(int(words[1]) * 1024 for words in lines if words and words[0] in (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
 
@@ -224,7 +224,7 @@ class Guardian:
         self._abandoned = False
         self._left_alone = False
         self._until = math.inf
-        """When everything below is killed."""
+        """The time at which all descendants are killed."""
         self._poll = select.poll()
         self._woken = -1
 
@@ -264,14 +264,14 @@ class Guardian:
             self._abandoned = process_identity(pid) != self._keeper
 
     def run(self) -> None:
-        """Run until no descendant is left, or none that can be ended."""
+        """Run until no descendant is left, except those that cannot be ended."""
         while self._reap() and self._decide():
             self._wait()
         code = -signal.SIGKILL if self._code is None else self._code
         _write(self._report, OVER + b"%d %d\n" % (code, self._left))
 
     def _reap(self) -> bool:
-        """Reap children; returns whether any are left."""
+        """Reap ended children; returns true if any children are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -283,7 +283,7 @@ class Guardian:
                 self._code = os.waitstatus_to_exitcode(status)
 
     def _decide(self) -> bool:
-        """Act on signals and deadlines; false if nothing more can be done."""
+        """Act on signals and deadlines; returns false if nothing more can be done."""
         now = time.monotonic()
         received, self._signals = self._signals, set()
         if signal.SIGUSR1 in received:
@@ -303,7 +303,7 @@ class Guardian:
         return now < self._until + KILLED_SECONDS
 
     def _terminate(self) -> int:
-        """Send SIGTERM to everything; returns the number of processes."""
+        """Send SIGTERM to all descendants; returns how many there are."""
         self._asked = True
         found = descendants([os.getpid()])
         send(signal.SIGTERM, found)
@@ -375,7 +375,8 @@ def guard(source: int, report: int, owner: int) -> None:
 
 
 def guard_remote() -> None:
-    """Run as a guardian over its three streams: reports are the beginning and end of the state channel."""
+    """Run as a guardian over the three standard streams. Its reports are the beginning and the end of the state
+    channel."""
     report = os.dup(2)
     guard(0, report, report)
 

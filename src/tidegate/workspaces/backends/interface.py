@@ -1,9 +1,9 @@
 """The interface of a backend, which runs the commands of one session together and isolated from everything else.
 
 The rest of the package knows backends only through these names. A `Sandbox` is one session's sandbox, connection or set
-of guardians; closing it ends everything that runs in it. A command is a bash script with three streams: script in,
-output out, and the *state channel*, on which the wrapper reports what it saved. That is all that a namespace, a process
-group, an ssh connection and a container have in common, and all that is needed.
+of guardians; closing it ends everything that runs in it. A command is a bash script with three streams: its input
+(beginning with the script), its output, and the *state channel*, on which the wrapper reports what it saved. That is
+all that a namespace, a process group, an ssh connection and a container have in common, and all that is needed.
 """
 
 import hashlib
@@ -35,7 +35,8 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
 def enforced(
     kernel_limits: Iterable[str], besides: Mapping[str, Enforcement] | None = None
 ) -> Mapping[str, Enforcement]:
-    """How limits are enforced if control groups cover some of them; `besides` overrides the defaults of others."""
+    """How each limit is enforced if control groups enforce some of them; `besides` overrides the defaults of the
+    others."""
     return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(kernel_limits, "cgroup")})
 
 
@@ -60,28 +61,29 @@ CLOSED = "memfds and deleted files of processes that may not be inspected (PR_SE
 
 
 def uncounted(enforced: Mapping[str, Enforcement], *besides: str) -> tuple[str, ...]:
-    """The resources that a backend on this machine does not count; `besides` only if no control group counts memory.
-    Root can inspect every process."""
+    """The resources that a backend on this machine does not count. Those in `besides` are included only if no control
+    group counts memory. If the gateway runs as root, it can inspect every process."""
     unseen = (FILES_IN_SOCKETS,) if os.geteuid() == 0 else (CLOSED, FILES_IN_SOCKETS)
     return unseen if enforced["memory_bytes"] == "cgroup" else (BUFFERS, *besides, *unseen)
 
 
 MARK = "TIDEGATE_MARK"
-"""The variable by which the processes of one command are found, even after leaving its process group."""
+"""The environment variable by which the processes of one command are found, even if they left its process group."""
 
 OWNER = "TIDEGATE_OWNER"
-"""The variable that names a process's gateway (`owner_of`), so that the next gateway of the same home can end what a
-killed one left behind."""
+"""The environment variable that names a process's gateway (`owner_of`). With it, the next gateway of the same home can
+end the processes that a killed gateway left behind."""
 
 
 def owner_of(home: Path) -> str:
-    """The identifier of a home's gateway in processes and control groups: a digest, which reveals nothing about the
-    folder."""
+    """Identifies the gateway of a home folder in processes and control groups. The identifier is a digest and reveals
+    nothing about the folder."""
     return hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
 
 
 class SandboxLimits(Frozen, frozen=True):
-    """The limits of one session's commands together; `cpu_seconds` and `file_bytes` apply to each process."""
+    """The limits for all commands of one session together, except `cpu_seconds` and `file_bytes`, which apply to each
+    process."""
 
     memory_bytes: int
     processes: int
@@ -97,7 +99,7 @@ class SandboxSpec(Frozen, frozen=True):
     `private` is the gateway's own folder, always on this machine, for the session's home and temporary files, so that
     they neither clutter a project nor are lost with the sandbox. With `network`, commands reach public addresses and
     those in `reachable`. Commands and file tools run as `user`; None is the gateway's own user, which is then not root.
-    A command's environment is exactly `environment` plus the variables with which the backend says where things are."""
+    A command's environment is exactly `environment` plus the variables that the backend itself sets, such as HOME."""
 
     session: str
     folder: Path
@@ -129,7 +131,8 @@ class SandboxUsage(Frozen, frozen=True):
 
 
 class LimitEvents(NamedTuple):
-    """How often the kernel enforced a sandbox's limits: processes killed for memory, and processes refused."""
+    """How often the kernel enforced a sandbox's limits: the numbers of processes killed for memory and of new processes
+    refused."""
 
     killed: int = 0
     refused: int = 0
@@ -144,17 +147,17 @@ class Child(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """Write to the command's input, after the script. Raises ToolFailed if it no longer reads."""
+        """Write to the command's input, after the script. Raises ToolFailed if the command no longer reads."""
         ...
 
     def close_input(self) -> None: ...
 
     async def read(self) -> bytes:
-        """Some output; empty at its end."""
+        """Read the next piece of output; empty at the end."""
         ...
 
     async def read_state(self) -> bytes:
-        """Some data of the state channel; empty at its end."""
+        """Read the next piece of the state channel; empty at the end."""
         ...
 
     async def wait(self) -> int:
@@ -162,13 +165,13 @@ class Child(Protocol):
         ...
 
     async def end(self, grace: float) -> int:
-        """End its whole process tree, even if the command itself has ended: SIGTERM first, SIGKILL after `grace`
-        seconds. When this returns, none of it is running; its output can still be read. Returns how many processes the
-        command had left behind. May be called again."""
+        """End the command's whole process tree, even if the command itself has ended: SIGTERM first, SIGKILL after
+        `grace` seconds. When this returns, no process of the tree is running; the output can still be read. Returns how
+        many processes the command had left behind. May be called again."""
         ...
 
     def close(self) -> None:
-        """Close its streams. May be called again."""
+        """Close the streams. May be called again."""
         ...
 
 
@@ -182,17 +185,17 @@ class Sandbox(Protocol):
     def pid(self) -> int | None: ...
 
     close_reason: str
-    """Why it closed itself, in a sentence; empty if it did not."""
+    """The reason why the sandbox closed itself, in a sentence; empty if it did not."""
 
     kernel_limits: frozenset[str]
-    """The settings among its limits that the kernel enforces for the whole sandbox: they need not be polled."""
+    """The settings whose limits the kernel enforces for the whole sandbox, so that they need not be polled."""
 
     @property
     def limit_events(self) -> LimitEvents: ...
 
     async def spawn(self, script: bytes, mark: str, *, full: bool = False) -> Child:
-        """Start bash on a script. All its processes carry the mark. If the disk is `full`, it can remove files but not
-        make any larger."""
+        """Start bash on a script. All its processes carry the mark. If the disk is `full`, the command can remove files
+        but not make any larger."""
         ...
 
     async def load(self) -> SandboxUsage: ...
@@ -233,7 +236,8 @@ class Backend(Protocol):
         ...
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """The files that the sandbox's commands see. Opens nothing; `open_sandbox` opens the session's sandbox."""
+        """The files that the session's commands see. This call opens nothing; `open_sandbox` opens the session's
+        sandbox when it is needed."""
         ...
 
     async def check(self) -> str | None:
@@ -247,13 +251,14 @@ class Backend(Protocol):
 
 @runtime_checkable
 class RemoteBackend(Protocol):
-    """A backend whose sessions have their folders on another machine: they are not created, measured or removed
-    here."""
+    """A backend whose sessions have their folders on another machine, so the folders are not created, measured or
+    removed here."""
 
     host: str
     """The name of that machine."""
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """Move the folders of an ended session to the trash there, or remove them unless `keep`; remove what has been
-        in that trash for `age` seconds. Raises ToolFailed if that is not possible now."""
+        """With `keep`, move the folders of an ended session to the trash on that machine; otherwise delete them. Then
+        delete everything that has been in that trash for `age` seconds. Raises ToolFailed if this is not possible
+        now."""
         ...

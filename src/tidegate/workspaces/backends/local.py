@@ -1,10 +1,11 @@
-"""The backend `local`: commands on this machine, as the gateway's own user or, if that is root, an unprivileged one.
+"""The backend `local`: commands on this machine, as the gateway's own user or, if that is root, as an unprivileged
+user.
 
-Each command is the child of its own guardian, from which none of its processes can escape: they are all ended when the
-command has ended, on request, and when the gateway is gone, however it died. No process exists while nothing runs. A
-command has the session's folder to work in, the session's own home and temporary folder, and nothing of the gateway's
-environment. There is no isolation: a command can reach whatever its user can, which is the gateway's user unless that
-is root. So this backend is never chosen automatically.
+Each command is the child of its own guardian, from which none of the command's processes can escape. They are all ended
+when the command has ended, on request, and when the gateway is gone, however it died. While no command runs, there are
+no processes. A command has the session's folder to work in, the session's own home and temporary folder, and nothing of
+the gateway's environment. There is no isolation: a command can reach whatever its user can, which is the gateway's user
+unless that is root. Therefore this backend is never chosen automatically.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_p
 log = Log(__name__)
 
 SPEC_BYTES = 64 * 1024
-"""Limit of a guardian's task, mostly the environment. A socket accepts this much at once."""
+"""Size limit of a guardian's task, which is mostly the environment. A socket accepts this much without blocking."""
 
 START_SECONDS = 10.0
 """A guardian is up within a few dozen milliseconds; a machine that takes longer than this has another problem."""
@@ -59,13 +60,14 @@ class LocalBackend:
     sandboxed = False
 
     def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
-        """Without `groups`, their limits are polled instead."""
+        """Without `groups`, the limits that they would enforce are polled."""
         self._spawner = spawner
         self._groups = groups
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """Without groups, the kernel can only count the processes of a user, not of a session."""
+        """How each limit is enforced. Without control groups, the kernel can count only the processes of a user, not
+        those of a session."""
         return enforced(self._groups.kernel_limits if self._groups else ())
 
     @property
@@ -95,8 +97,8 @@ class LocalBackend:
 
 
 class LocalSandbox:
-    """The running commands of one session. It owns the guardians and the control group, if there is one; the group is
-    for commands, and the guardians are not in it."""
+    """The running commands of one session. It owns the guardians and the control group, if there is one. The group
+    contains the commands but not the guardians."""
 
     def __init__(self, spawner: Spawner, spec: SandboxSpec, group: Cgroup | None) -> None:
         self._spawner = spawner
@@ -155,7 +157,8 @@ class LocalSandbox:
         return command
 
     def _task(self, mark: str, leaf: CommandGroup | None, full: bool) -> bytes:
-        """The guardian itself does not carry the mark: ending processes by their mark would end it too."""
+        """Returns the guardian's task. Only the command gets the mark: if the guardian had it, ending processes by
+        their mark would end the guardian too."""
         spec, user = self._spec, _name(self._spec.user or gateway_user())
         environment = {
             "HOME": str(spec.home),
@@ -224,7 +227,7 @@ def _name(user: User) -> str:
 
 
 class LocalCommand:
-    """A command and its guardian, which exits when nothing of the command runs any more. `pid` is the command's own: if
+    """A command and its guardian, which exits when no process of the command is left. `pid` is the command's own: if
     that process is killed, the guardian ends the rest."""
 
     def __init__(
@@ -245,7 +248,7 @@ class LocalCommand:
         self.read_state = child.read_state
 
     async def start(self, task: bytes) -> None:
-        """Send the task; the socket is new and empty, so it accepts all of it at once."""
+        """Send the task. The socket is new and empty, so it accepts the whole task without blocking."""
         try:
             self._guard.send(task)
             async with asyncio.timeout(START_SECONDS):
@@ -288,12 +291,13 @@ class LocalCommand:
                 self._guard.close()
 
     def close(self) -> None:
-        """Close the streams. A guardian that still runs then ends everything."""
+        """Close the streams. If the guardian still runs, it then ends everything."""
         self._child.close()
         self._guard.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the guardian only. It is not reaped before we know its end, so the number is its own."""
+        """Signal the guardian only. It is not reaped before we know that it ended, so its pid cannot have been
+        reused."""
         if self._child.running:
             os.kill(self.guardian, number)
 

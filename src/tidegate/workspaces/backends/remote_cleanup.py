@@ -1,9 +1,9 @@
 """Clean-up of the folders that ended sessions have on another machine.
 
-When a session ends, its folders there are discarded at once or, while that machine is unreachable, later. A row keeps
-the task, even if the session is deleted. It is retried at growing intervals until it succeeds or `GIVE_UP_SECONDS` have
-passed; then the log says that the folders stay. Only the machine that has the folders is contacted. It owns nothing but
-these rows.
+When a session ends, its folders on the other machine are discarded immediately or, if the machine is unreachable,
+later. The task is kept in a row, even if the session is deleted. It is retried at growing intervals until it succeeds
+or `GIVE_UP_SECONDS` have passed; then the log says that the folders remain. Only the machine that has the folders is
+contacted. This module owns nothing but these rows.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ FIRST_SECONDS, LONGEST_SECONDS = 300.0, 86400.0
 """Interval between attempts; each is twice as long as the one before."""
 
 ATTEMPTS = 64
-"""More attempts than fit into that time."""
+"""The maximum number of attempts: more than fit into `GIVE_UP_SECONDS`."""
 
 AT_ONCE = 20
-"""Sessions handled per run: each is a connection to the other machine."""
+"""Sessions handled per run. Each needs a connection to the other machine."""
 
 
 class RemoteCleanup:
     def __init__(self, store: Store, clock: Callable[[], float], age: float) -> None:
-        """`age` is how long folders stay in the trash there."""
+        """`age` is how long folders stay in the trash on the other machine."""
         self._store = store
         self._clock = clock
         self._age = age

@@ -5,8 +5,8 @@ exits; the guardians of the session's commands, which watch it, then end everyth
 forwards signals to guardians, and reports what runs below them.
 
 It is a program, sent with `guardian` to a machine that has nothing of Tidegate installed. It first receives a frame
-that names its session, then lines; it answers each request with a line that begins with the request's number.
-`discard_folders` is started instead of it when a session has ended.
+that names its session, then lines; it answers each request with a line that begins with the request's number. When a
+session has ended, `discard_folders` is started instead of a keeper.
 """
 
 import os
@@ -22,10 +22,10 @@ from tidegate.workspaces.backends.guardian import UP, load, process_identity, re
 
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 90.0
-"""A keeper that has heard nothing for this long, from a gateway that sends something every `BEAT_SECONDS`, exits."""
+"""A keeper exits after receiving nothing for this long. The gateway sends something every `BEAT_SECONDS`."""
 
 REFUSED = b"\0no "
-"""The beginning of a line that says why it cannot run."""
+"""The beginning of a line that says why the keeper cannot run."""
 
 SIGNALS = ("TERM", "USR1")
 """The signals that are forwarded to guardians."""
@@ -53,7 +53,8 @@ def keep() -> None:
 
 
 def _folders(session: str, project: str) -> tuple[Path, Path]:
-    """The session's folder and its working folder: its own, or an existing one of the user."""
+    """Create the session's folders. Returns the session's folder and its working folder: its own, or a project of the
+    user."""
     root = _base() / "workspaces" / session
     for name in ("home", "tmp", "work"):
         (root / name).mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -101,8 +102,8 @@ def _answer(line: bytes) -> None:
 
 
 def discard_folders() -> None:
-    """Move the folder of an ended session to the trash, or remove it unless it is to be kept. Remove what has been in
-    the trash for more than `age` seconds."""
+    """Move the folder of an ended session to the trash if it is to be kept; otherwise delete it. Then delete everything
+    that has been in the trash for more than `age` seconds."""
     fields = receive_fields(0)
     if not fields:
         return

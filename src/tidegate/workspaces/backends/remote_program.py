@@ -1,8 +1,8 @@
 """Programs sent to machines that have nothing of Tidegate installed.
 
-The text of the modules that run here is sent, so there is one version of each; they import each other by their own
-names. Nothing is written on the other machine. `BOOTSTRAP` is the command started there: it reads exactly one program
-from its input and becomes it.
+The source text of modules that also run on this machine is sent, so each exists in one version only; the sent modules
+import each other by their usual names. Nothing is written on the other machine. `BOOTSTRAP` is the command started
+there: it reads exactly one program from its input and becomes it.
 """
 
 import sys
@@ -13,7 +13,7 @@ BOOTSTRAP = (
     "exec python3 -I -S -c 'import os,sys;r=lambda n:os.read(0,n)or sys.exit(1);"
     'n=int(b"".join(iter(lambda:r(1),b"\\n")));s=[b""];exec("while len(s[0])<n:s[0]+=r(n-len(s[0]))");exec(s[0])\''
 )
-"""A command for any shell: one line, and no quote within the quotes."""
+"""A command that works in any shell: a single line, without nested quotes."""
 
 _BECOME = """
 import __future__, sys
@@ -26,8 +26,9 @@ sys.modules[{main!r}].{entry}()
 
 
 def program(modules: Sequence[str], entry: str, standins: Mapping[str, str] | None = None) -> bytes:
-    """The input with which `BOOTSTRAP` becomes these modules and calls `entry` of the last one. Each module may import
-    those before it. `standins` are texts sent in place of modules. It reads files, so it belongs in a thread."""
+    """The input from which `BOOTSTRAP` loads these modules and calls `entry` of the last one. Each module may import
+    those before it. `standins` are texts sent instead of modules. This function reads files, so it belongs in a
+    thread."""
     texts = [(name, (standins or {}).get(name) or _text(name)) for name in modules]
     data = _BECOME.format(modules=texts, main=modules[-1], entry=entry).encode()
     return b"%d\n%s" % (len(data), data)

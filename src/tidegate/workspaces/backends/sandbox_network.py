@@ -1,12 +1,12 @@
 """The network of a sandbox: a namespace closed to non-public addresses, connected through `pasta`.
 
-A sandbox reaches the same addresses as `web_fetch`, by the same table, and the machine's resolver. It reaches no port
-on the machine's loopback and no abstract socket, and nothing reaches into it. The kernel enforces this with nftables
-before the first command enters (prohibiting routes would not stop a socket bound to an interface), and commands have no
-capability to undo it. If it cannot be enforced, there is no sandbox.
+A sandbox reaches the same addresses as `web_fetch`, which uses the same table, and the machine's resolver. It reaches
+no port on the machine's loopback and no abstract socket, and nothing outside can connect to it. The kernel enforces
+this with nftables before the first command enters (prohibiting routes would not stop a socket bound to an interface),
+and commands have no capability to undo it. If this cannot be enforced, there is no sandbox.
 
-A `SandboxNetwork` is the `pasta` process of one sandbox. It is a child of the gateway and is closed with the sandbox.
-The kernel kills it when the gateway is gone, even while it starts.
+A `SandboxNetwork` is the `pasta` process of one sandbox. This process is a child of the gateway and is closed with the
+sandbox. When the gateway is gone, the kernel kills it, even while it starts.
 """
 
 import asyncio
@@ -37,13 +37,14 @@ PACKAGES: Mapping[str, str] = MappingProxyType({"pasta": "passt", "nft": "nftabl
 """The required programs and the packages that provide them."""
 
 START_SECONDS = 10.0
-"""A network is ready within about ten milliseconds."""
+"""Time limit for setting up a network, which normally takes about ten milliseconds."""
 
 OUTPUT_CHARACTERS = 300
-"""Characters of a failed program's output that are reported."""
+"""The number of characters of a failed program's output that are reported."""
 
 _RESOLVERS = ("192.0.2.3", "2001:db8::3")
-"""The resolver addresses of commands. `pasta` listens there and forwards queries to the machine's own resolver."""
+"""The addresses that commands use as their resolvers. `pasta` listens there and forwards queries to the machine's own
+resolver."""
 
 RESOLV_CONF = "".join(f"nameserver {address}\n" for address in _RESOLVERS)
 
@@ -61,7 +62,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 _OFFLINE = ("--interface", "lo")
-"""For a machine that is not connected now. Without an interface, older versions do not start."""
+"""Options for a machine that is currently not connected. Without an interface, older versions do not start."""
 
 _ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
 
@@ -70,8 +71,8 @@ SOCKETS = 4096
 their buffers."""
 
 _WAIT = f'read -r _ && {{ ulimit -n {SOCKETS} 2>/dev/null; exec "$@" <&4 4<&-; }}'
-"""Waits for a line that says that the process is owned; without one, it exits. The lifeline becomes its input, since
-`pasta` closes all other descriptors. A lower limit that is already set stays."""
+"""Waits for a line which says that the process has an owner, and exits if none comes. Then the lifeline becomes its
+input, since `pasta` closes all other descriptors. A lower limit on open files that is already set stays in force."""
 
 
 class Programs(NamedTuple):
@@ -90,7 +91,7 @@ class Namespaces(NamedTuple):
 
 
 def missing() -> str:
-    """Why sandboxes have no network here and what to install; empty if they do."""
+    """The reason why sandboxes have no network on this machine, and what to install; empty if they have one."""
     absent = [program for program in PACKAGES if find_program(program) is None]
     if not absent:
         return ""
@@ -161,7 +162,7 @@ async def connect(
 
 
 def _online() -> bool:
-    """True if there is a default route. The machine may lack IPv6."""
+    """True if there is a default route. IPv6 may be missing on this machine."""
     v4, v6 = (path.read_text().splitlines() if path.exists() else [] for path in _ROUTES)
     return any(line.split()[1] == "00000000" for line in v4) or any(
         line.startswith(f"{'0' * 32} 00 ") and not line.endswith(" lo") for line in v6
@@ -215,5 +216,5 @@ def _to(target: Address | Network) -> str:
 
 
 def _set(networks: Iterable[_Network]) -> str:
-    """A set without networks contained in others: the kernel accepts no overlaps."""
+    """An nftables set of these networks, without those contained in others, since the kernel accepts no overlaps."""
     return f"{{ {', '.join(map(str, collapse_addresses(networks)))} }}"

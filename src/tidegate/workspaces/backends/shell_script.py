@@ -1,13 +1,14 @@
 """The script around one command: restore the shell, run the command, save the shell, report what was left behind.
 
 Directory, exported variables, functions and aliases are as the last command left them, in whichever process and on
-whichever machine it ran. A prompt for input gets end-of-file at once instead of waiting. Processes left in the
+whichever machine it ran. A prompt for input gets end-of-file immediately instead of waiting. Processes left in the
 background are ended and counted when the command returns. The saved text is only ever read by the sandbox that wrote
 it.
 
-The script is sent to bash on standard input, preceded by its length, since an argument could not hold it and since a
-background process goes on reading what follows. Output and errors share one stream, in their order; the other stream is
-the state channel. The script calls `builtin` and `command` explicitly, since a saved function may have any name.
+The script is sent to bash on standard input, because it may be too long for an argument. Its length is sent first,
+because a background process continues to read the input after the script. Output and errors share one stream, in their
+order; the other stream is the state channel. The script calls `builtin` and `command` explicitly, since a saved
+function may have any name.
 """
 
 from typing import NamedTuple
@@ -15,10 +16,12 @@ from typing import NamedTuple
 from tidegate.workspaces.backends.interface import MARK, OWNER
 
 STATE_BYTES = 256 * 1024
-"""Limit of a saved shell. Ordinary ones have a few kilobytes; frameworks of functions belong in a file."""
+"""Size limit of a saved shell. An ordinary shell takes a few kilobytes; large collections of functions belong in a
+file."""
 
 ENTRY = ("bash", "--norc", "--noprofile", "-c", 'IFS= read -r n && s=$(head -c "$n") && eval "$s"')
-"""The command line of bash for every backend. `head` reads exactly the given length, so the rest stays readable."""
+"""The command line of bash for every backend. `head` reads exactly the given length, so the rest of the input can still
+be read."""
 
 _PTY_SIZE = "stty rows 40 cols 120 2>/dev/null"  # of a terminal that nobody looks at: wide enough for most lines
 
@@ -78,7 +81,8 @@ _SAVE = f"""__tidegate_save() {{
 
 
 class SavedShell(NamedTuple):
-    """The content of the state channel: the number of processes left, and the shell, None if it was not saved."""
+    """The content of the state channel: the number of processes left behind, and the saved shell, which is None if it
+    was not saved."""
 
     left: int
     shell: bytes | None
@@ -86,14 +90,14 @@ class SavedShell(NamedTuple):
 
 
 def frame(text: str) -> bytes:
-    """A script in the form that `ENTRY` reads."""
+    """Returns a script in the form that `ENTRY` reads."""
     data = text.encode("utf-8", "surrogateescape")
     # The command substitution that reads it drops trailing line breaks.
     return b"%d\n%s" % (len(data), data)
 
 
 def quote(text: str) -> str:
-    """`text` as one word of bash."""
+    """Quotes `text` as one word of bash."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
@@ -113,8 +117,8 @@ def command(text: str, *, mark: str, folder: str, shell: bytes | None, pty: bool
 
 
 def background(text: str, *, mark: str, folder: str, shell: bytes | None) -> bytes:
-    """The script of a background process: it starts in the current state of the shell and does not change it. It reads
-    the input that is written to it."""
+    """The script of a background process: it starts in the current state of the shell and does not change it. The
+    process reads the input that is written to it."""
     return frame(
         f"exec 2>&1\n{_restore(folder, shell)}\\builtin export {MARK}={quote(mark)}\n\\builtin eval {quote(text)}\n"
     )

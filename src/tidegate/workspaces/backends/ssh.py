@@ -1,13 +1,13 @@
 """The backend `ssh`: commands on another machine, through the system's own `ssh`.
 
-A session has one connection, authenticated once, for all its commands. Each command is the child of a guardian on the
-other machine, from which none of its processes can escape. Everything ends with the connection, whoever closes or loses
-it: a keeper on the other side watches it, and the guardians watch the keeper. No agent, display or port is forwarded,
-nothing is prompted for, and nothing of the gateway's environment reaches `ssh` or the other machine. A command can
-reach whatever its account on that machine can: the account is the boundary.
+A session has one connection for all its commands and authenticates once. Each command is the child of a guardian on the
+other machine, from which none of the command's processes can escape. Everything ends when the connection is closed or
+lost, on either side: a keeper on the other machine watches the connection, and the guardians watch the keeper. No
+agent, display or port is forwarded, nothing is prompted for, and nothing of the gateway's environment reaches `ssh` or
+the other machine. A command can reach whatever its account on that machine can: the account is the boundary.
 
 Nothing is installed there; the programs are sent each time. The session's folders are in `.tidegate/remote` of the
-account's home, with a trash beside them.
+account's home, with a trash next to them.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _FIXED = (
     "ForwardAgent=no", "ForwardX11=no", "LogLevel=ERROR", "PermitLocalCommand=no", "RemoteCommand=none",
     "RequestTTY=no", "SessionType=default", "StdinNull=no", "Tunnel=no",
 )  # fmt: skip
-"""Placed before all others, since the first value counts: no configuration can override them."""
+"""These options come before all others. In ssh the first value counts, so no configuration can override them."""
 
 _USUAL = ("ConnectTimeout=10", "ServerAliveInterval=15", "ServerAliveCountMax=3")
 
@@ -72,14 +72,15 @@ class SshBackend:
         return BUFFERS, UNMAPPED
 
     def inner(self, folder: Path) -> str:
-        """Commands start in the folder, wherever it is."""
+        """Commands see no fixed path: they start in the folder, wherever it is."""
         return "."
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         return RemoteFiles(open_sandbox, spec.read_only, spec.temporary, project=spec.project)
 
     async def check(self) -> str | None:
-        """True if it can work in principle. A machine that is temporarily unreachable is reported on use."""
+        """Checks only whether the backend can work in principle. A machine that is temporarily unreachable is reported
+        when it is used."""
         if not self.host or self.host.startswith("-"):
             return "set workspaces.ssh_host to the machine that should run commands."
         if find_program("ssh") is None:
@@ -108,8 +109,8 @@ class SshBackend:
         return connection
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """Move the folders of an ended session to the trash on the other machine, or remove them unless `keep`. Remove
-        what has been in that trash for `age` seconds."""
+        """With `keep`, move the folders of an ended session to the trash on the other machine; otherwise delete them.
+        Then delete everything that has been in that trash for `age` seconds."""
         away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
         message = guardian.pack_fields([session, "kept" if keep else "", str(age)])
         child = await self._call(("ControlMaster=no", "ControlPath=none"), away + message)
@@ -135,7 +136,8 @@ class SshBackend:
         return child
 
     async def _answer(self, child: ChildProcess) -> bytes:
-        """The first line of the other side's answer. Raises ToolFailed with the reason if there is none."""
+        """Read the first line of the reply from the other machine. Raises ToolFailed with the reason if there is
+        none."""
         output = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):

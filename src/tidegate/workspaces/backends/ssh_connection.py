@@ -1,9 +1,10 @@
 """One session's connection to another machine, and the commands that run over it.
 
-A connection is one child of the gateway: `ssh` with a keeper at its other end. Each command is a further `ssh` that
-shares the connection of the first. A remote command is known to have ended only when its guardian has reported it. A
-lost connection is noticed, and everything on the other machine ends without us; commands that were running count as
-killed. The connection owns its commands, and the descriptor of the folder with its control socket.
+A connection is a child process of the gateway: `ssh` with a keeper at the other end. Each command is a further `ssh`
+process that shares the connection of the first. A remote command is known to have ended only when its guardian has
+reported it. When the connection is lost, this is noticed. Everything on the other machine then ends by itself, and
+commands that were running count as killed. The connection owns its commands and the descriptor of the folder that
+contains the control socket.
 """
 
 import asyncio
@@ -23,13 +24,13 @@ from tidegate.workspaces.processes.children import ChildProcess, Spawner, killed
 log = Log(__name__)
 
 OPEN_SECONDS = 30.0
-"""Time limit for opening a connection or starting a program over one."""
+"""Time limit for opening a connection or starting a program over it."""
 
 ANSWER_SECONDS = 10.0
-"""Time limit for an answer of the other side, or for a command to end there."""
+"""Time limit for a reply from the other machine, or for a command to end there."""
 
 OUTPUT_BYTES = 4096
-"""Limit of the output read at the start, which contains the reason for a failure."""
+"""Size limit of the output read at the start; if the start fails, this output contains the reason."""
 
 LOST = (
     "The connection to the machine that runs commands was lost, and everything there was ended. It reconnects with "
@@ -54,8 +55,8 @@ class RemoteSession(NamedTuple):
 
 
 class ControlSocket:
-    """The socket through which further calls share the first connection. It owns a descriptor of its folder, since the
-    path of a socket must be short and that of the folder may be long."""
+    """The socket through which further calls share the first connection. It owns a descriptor of its folder: the path
+    of a socket must be short, and the folder's own path may be long."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -66,7 +67,7 @@ class ControlSocket:
         return f"/proc/{os.getpid()}/fd/{self._fd}/{_SOCKET}"
 
     def open(self) -> None:
-        """Open the socket. This blocks, so it belongs in a thread."""
+        """Open the socket. This call blocks, so it belongs in a thread."""
         self._fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_SOCKET, dir_fd=self._fd)  # left by a killed gateway
@@ -78,7 +79,8 @@ class ControlSocket:
 
 
 class SshConnection:
-    """`over` is the ssh command line that shares the connection of the `first` call; `program` is the guardian's."""
+    """`over` is the ssh command line that shares the connection of the `first` call. `program` is the text of the
+    guardian."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class SshConnection:
         return self._first.pid
 
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "RemoteCommand":
-        """Start a command. The disk is not measured there, so `full` is ignored."""
+        """Start a command. The disk of the other machine is not measured, so `full` is ignored."""
         if not self.alive:
             raise ToolFailed(LOST)
         try:
@@ -191,14 +193,14 @@ class SshConnection:
         self._control_socket.close()
 
     async def signal(self, name: str, known: str) -> bool:
-        """Signal a guardian. Returns False if the guardian may not exist."""
+        """Signal a guardian. Returns False if the guardian may no longer exist."""
         return await self._request("signal", name, known) == [1]
 
     def forget(self, command: "RemoteCommand") -> None:
         self._commands.discard(command)
 
     async def _request(self, word: str, *words: str) -> list[int]:
-        """Send a request to the keeper; the answer is empty if there is none."""
+        """Send a request to the keeper and return its reply; empty if there is none."""
         async with self._asking:
             self._asked += 1
             self._first.post(" ".join((word, str(self._asked), *words)).encode() + b"\n")
@@ -237,7 +239,7 @@ class RemoteCommand:
         self.close = child.close
 
     async def start(self, task: bytes) -> None:
-        """Start the guardian; it is up when this returns."""
+        """Start the guardian. It is running when this returns."""
         with contextlib.suppress(ToolFailed):  # then its output says why
             await self._child.write(task)
         self.guardian = await self._state.begin()
@@ -263,8 +265,8 @@ class RemoteCommand:
             self._connection.forget(self)
 
     async def _killed(self) -> bool:
-        """Kill it; returns whether its end is known. The signal is repeated, since a guardian may miss it while it is
-        ending."""
+        """Kill the command; returns true if it is known to have ended. The signal is repeated, since a guardian may
+        miss it while it is ending."""
         if not self.guardian:
             return True
         until = asyncio.get_running_loop().time() + ANSWER_SECONDS
@@ -277,7 +279,7 @@ class RemoteCommand:
         return False
 
     async def _signal(self, name: str) -> None:
-        """Signal the guardian; if it was killed, kill everything with the mark instead."""
+        """Signal the guardian. If the guardian was killed, kill everything with the mark instead."""
         if not self.guardian or not self._child.running or not self._connection.reachable:
             return
         if not await self._connection.signal(name, self.guardian):
@@ -330,7 +332,7 @@ class _State:
 
     async def over(self) -> tuple[int, int] | None:
         """The command's exit code and the number of processes it left behind, once its streams have ended; None if they
-        were not reported. Unread data, which fits into the buffers of pipes, can still be read."""
+        were not reported. Unread data fits into the buffers of the pipes and can still be read."""
         async with self._reading:
             while not self._ended:
                 await self._more()

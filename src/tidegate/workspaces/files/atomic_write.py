@@ -1,10 +1,10 @@
 """Atomic replacement of a file.
 
 A reader finds either the complete old content or the complete new content, also after a crash. Permissions and, where
-allowed, the owner of the old file are kept. If a version is expected and the file has another one, even if it changed
-at the last moment, nothing is written; of several writers expecting the same version, one succeeds. A failed write
-leaves nothing behind except, after a crash, a file named `.tidegate-….tmp`. The functions block and belong in worker
-threads.
+allowed, the owner of the old file are kept. If a version is expected and the file has another one, nothing is written,
+even if the file changed at the last moment. Of several writers expecting the same version, only one succeeds. A failed
+write leaves nothing behind except, after a crash, a file named `.tidegate-….tmp`. The functions block and belong in
+worker threads.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from tidegate.workspaces.files.mounts import ResolvedPath, open_for_reading, ope
 
 CHUNK = 256 * 1024
 LOCK_SECONDS = 2.0
-"""Putting a file in place takes far less than a thousandth of this."""
+"""Time limit for getting the lock. Replacing a file takes far less than a thousandth of this."""
 
 _LOCK_LOOKS = 0.005
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,12 +35,12 @@ _CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def version(data: bytes) -> str:
-    """An identifier of this content."""
+    """Returns an identifier of this content."""
     return _version(len(data), hashlib.sha256(data).hexdigest())
 
 
 def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None:
-    """Write this content to a path; returns the size of the replaced file, None if there was none."""
+    """Write this content to a path. Returns the size of the replaced file; None if there was none."""
     refuse_read_only(spot.path, spot.mount, spot.parent, spot.name)
     if spot.is_folder:
         raise ToolFailed(f"{shown(spot.path)} is a folder; choose the path of a file.")
@@ -65,8 +65,8 @@ def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None
 
 @contextlib.contextmanager
 def _locked(folder: int) -> Iterator[None]:
-    """Lock a folder against other writers that use this module. If a command of the session keeps the lock for itself,
-    the wait is short: the only effect is that one of two simultaneous edits may be lost."""
+    """Lock a folder against other writers that use this module. If a command of the session holds the lock all the
+    time, we stop waiting after a short time. The only effect is that one of two simultaneous edits may be lost."""
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:  # a folder that can be written but not listed
@@ -122,7 +122,8 @@ def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) ->
 
 
 def _swap(spot: ResolvedPath, temporary: str, expected: str) -> None:
-    """Exchange the two files and check the one taken out; if it is not the expected version, exchange them back."""
+    """Exchange the two files and check the version of the old one. If it is not the expected version, exchange them
+    back."""
     try:
         exchange(spot.parent, temporary, spot.name)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Searching the files below a folder for lines that match a pattern.
 
-The engine, ripgrep or our own program, gets a single stream of text (`search_input`) and reports line numbers; both
-find the same lines. It runs as a child with an empty environment and limits on memory and time, so no pattern can block
-the gateway. The child and its pipe are gone when `search` returns or raises.
+The engine gets a single stream of text (`search_input`) and reports line numbers. It is either ripgrep or our own
+program; both find the same lines. The engine runs as a child with an empty environment and limits on memory and time,
+so no pattern can block the gateway. The child and its pipe are gone when `search` returns or raises.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _PATIENCE_MS = 100
 
 
 class _Enough(Exception):
-    """The child has stopped reading."""
+    """Raised when the child has stopped reading."""
 
 
 async def search(
@@ -65,8 +65,8 @@ async def _searched(
     ripgrep: bool,
     user: User | None,
 ) -> tuple[SearchInput, list[tuple[int, int]]]:
-    """Try the engines in turn until one succeeds or the time is up. Returns its input, and the lines and columns it
-    reported."""
+    """Try the engines in turn until one succeeds or the time is up. Returns the engine's input and the lines and
+    columns that it reported."""
     program = await to_thread.run_sync(find_program, "rg") if ripgrep else None
     engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
     for engine in engines:
@@ -88,7 +88,7 @@ async def _searched(
 
 
 class _Engine(NamedTuple):
-    """A search program; `ends` are the exit codes of success."""
+    """A search program. `ends` are the exit codes that mean success."""
 
     command: tuple[str, ...]
     ends: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""The user as which a worker thread reads and writes files.
+"""Lets a worker thread read and write files as another user.
 
-Within `acting_as`, only this thread has that user's rights over files, and none of root's; new files belong to that
-user. Linux keeps this identity per thread (setfsuid(2)). The module is also sent to other machines, where it changes
-nothing.
+Within `acting_as`, this thread, and no other, has that user's access rights to files instead of root's; new files
+belong to that user. Linux keeps this identity per thread (setfsuid(2)). The module is also sent to other machines,
+where it changes nothing.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Values about files, and `Files`, the protocol by which tools access a session's files wherever they are.
+"""Values that describe files, and `Files`, the protocol through which tools access a session's files wherever they are.
 
-All values are immutable. Failures are `ToolFailed` with one sentence that says what to do. Paths are relative to the
+All values are immutable. Failures raise `ToolFailed` with one sentence that says what to do. Paths are relative to the
 workspace, or absolute as the session's commands see them. Results are bounded and say when they are incomplete.
 """
 
@@ -14,11 +14,11 @@ from tidegate.workspaces.files.patterns import Pattern
 Kind = Literal["file", "folder", "link", "other"]
 
 HEAD_BYTES = 32
-"""The first bytes of a file, by which images and audio are recognised."""
+"""The number of bytes at the beginning of a file by which images and audio are recognised."""
 
 
 class FileEntry(NamedTuple):
-    """One entry of a listing. `path` reaches it from the workspace; `target` is where a link points."""
+    """One entry of a listing. `path` leads to the entry from the workspace; `target` is where a link points."""
 
     path: str
     kind: Kind
@@ -27,9 +27,10 @@ class FileEntry(NamedTuple):
 
 
 class FileLines(NamedTuple):
-    """Lines of a file, from `first` up to `after`, counted from 0. Past the end it is empty and `first` is the number
-    of lines. `more` says that lines follow. `cut` says that the only line here is longer than requested: this is its
-    beginning, and the rest was not examined. `size` and `head` describe the whole file."""
+    """Lines of a file, from `first` up to `after`, counted from 0. Past the end of the file there are no lines, and
+    `first` is the number of lines in the file. `more` is true if lines follow. `cut` is true if the only line is longer
+    than requested; then only its beginning is included, and the rest was not examined. `size` and `head` describe the
+    whole file."""
 
     data: bytes
     first: int
@@ -41,7 +42,7 @@ class FileLines(NamedTuple):
 
 
 class FileContents(NamedTuple):
-    """A complete file. `version` identifies its content, for a `write` that must not overwrite another version."""
+    """A complete file. `version` identifies its content; pass it to `write` to avoid overwriting another version."""
 
     data: bytes
     version: str
@@ -66,7 +67,8 @@ HEAVY = frozenset({"node_modules", "__pycache__"})
 
 
 class Listing(NamedTuple):
-    """`left_out` are the first names left out by `FileFilter`; `stopped` says why the listing is incomplete."""
+    """A list of entries. `left_out` are the first names that `FileFilter` left out; `stopped` says why the listing is
+    incomplete."""
 
     entries: tuple[FileEntry, ...]
     left_out: tuple[str, ...] = ()
@@ -83,8 +85,8 @@ class SearchQuery(Frozen, frozen=True):
 
 
 class HitLine(NamedTuple):
-    """A matching line, or one near a match. If it is long, `text` is the part around the match; `before` and `after`
-    say that something is missing there."""
+    """A matching line, or one near a match. If the line is long, `text` is the part around the match; `before` and
+    `after` are true if text is missing on that side."""
 
     number: int
     text: str
@@ -94,8 +96,8 @@ class HitLine(NamedTuple):
 
 
 class FileHit(NamedTuple):
-    """A file with matches and its lines in order; `changed` says that it changed meanwhile and its lines are
-    unknown."""
+    """A file with matches and its lines in order. `changed` is true if the file changed during the search, so that its
+    lines are unknown."""
 
     path: str
     lines: tuple[HitLine, ...]
@@ -103,9 +105,9 @@ class FileHit(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """`files` is the number of searched files. `more` says that there are more matches than the limit and that nothing
-    after them was searched. `stopped` says why the search is incomplete. `large` and `binary` count the files left out
-    for that reason."""
+    """`files` is the number of searched files. `more` is true if there are more matches than the limit; nothing after
+    them was searched. `stopped` says why the search is incomplete. `large` and `binary` count the files left out
+    because they are too large or binary."""
 
     hits: tuple[FileHit, ...]
     files: int
@@ -135,20 +137,21 @@ class Files(Protocol):
     """The files of one session."""
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
-        """At most this many lines and bytes of a file after the first `offset` lines; complete lines if one fits."""
+        """Read at most this many lines and bytes of a file after the first `offset` lines. Only complete lines are
+        returned if at least one fits."""
         ...
 
     async def load(self, path: str, *, limit: int) -> FileContents:
-        """The complete content of a file of at most `limit` bytes."""
+        """Read the complete content of a file of at most `limit` bytes."""
         ...
 
     def opened(self, path: str) -> AbstractAsyncContextManager[int]:
-        """A descriptor of a file, for passing on; closed at the end of the block."""
+        """Open a file for reading. The descriptor can be passed on and is closed at the end of the block."""
         ...
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        """Replace a file atomically; missing folders on the way are created. With `expected`, only if the content still
-        has that version."""
+        """Write or replace a file atomically. Missing folders on the way are created. With `expected`, nothing is
+        written unless the content still has that version."""
         ...
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:

@@ -1,10 +1,11 @@
 """Synchronous file operations below the mounts of a session.
 
 Nothing outside the mounts is read, written or named, whatever happens to folders and links meanwhile (see `mounts`).
-Only regular files are opened. The memory of a call is bounded whatever the size of a file or folder. Pages of lines
-meet exactly: each page ends where the one with the next offset begins.
+Only regular files are opened. The memory of a call is bounded, whatever the size of a file or folder. Pages of lines
+have no gaps or overlaps: each page ends where the next one begins.
 
-It owns nothing between calls. The methods block: they run in worker threads and, sent there, on other machines.
+Nothing is kept between calls. The methods block: they run in worker threads and also, after the code has been sent
+there, on other machines.
 """
 
 import os
@@ -40,14 +41,14 @@ from tidegate.workspaces.files.walk import FolderWalk, WalkStep
 
 CHUNK = 256 * 1024
 SCANNED_AT_MOST = 512 * 1024 * 1024
-"""Everything before a line must be read to find it; beyond this limit the answer would come too late."""
+"""Limit of the data read to find a line: everything before the line must be read. Reading more would take too long."""
 
 
 class Filesystem:
     """`mounts` are the reachable folders; relative paths start in the first."""
 
     def __init__(self, mounts: Sequence[Mount], *, chunk: int = CHUNK) -> None:
-        """`chunk` is the number of bytes read at once."""
+        """`chunk` is the number of bytes per read."""
         self.mounts = tuple(mounts)
         self._chunk = chunk
 
@@ -110,7 +111,7 @@ def _refuse_no_folder(spot: ResolvedPath) -> None:
 
 
 def _entry(step: WalkStep, path: str) -> FileEntry | None:
-    """The entry under a name now; None if it is gone."""
+    """Returns the entry that currently has this name; None if it is gone."""
     try:
         fd, status = open_reference(step.name, step.folder)
     except OSError:
@@ -126,7 +127,7 @@ def _entry(step: WalkStep, path: str) -> FileEntry | None:
 
 
 def page(fd: int, offset: int, lines: int, max_bytes: int, path: str, chunk_bytes: int = CHUNK) -> FileLines:
-    """At most this many lines and bytes after the first `offset` lines."""
+    """Read at most this many lines and bytes after the first `offset` lines."""
     size = os.fstat(fd).st_size
     skipped = scanned = 0
     kept = bytearray()

@@ -1,9 +1,9 @@
 """Glob matching of paths.
 
-Matching time grows with the length of the path times that of the glob, whatever they contain. `*`, `?` and `[…]` match
-within one name, `**` matches any number of folders, `{a,b}` one of several texts. A glob without a `/` matches names at
-every depth; one with a `/` matches whole paths relative to the searched folder; one that ends with a `/` matches
-everything below.
+Matching time is at most proportional to the length of the path times the length of the glob, whatever they contain.
+`*`, `?` and `[…]` match within one name, `**` matches any number of folders, `{a,b}` one of several texts. A glob
+without a `/` matches names at every depth; one with a `/` matches whole paths relative to the searched folder; one that
+ends with a `/` matches everything below.
 """
 
 import fnmatch
@@ -15,7 +15,7 @@ from tidegate.errors import ToolFailed
 
 LONGEST = 1000
 MOST_CHOICES = 64
-"""Alternatives of `{…}`; they are tried one by one."""
+"""The maximum number of alternatives of `{…}`, which are tried one by one."""
 
 
 class Glob:
@@ -54,7 +54,7 @@ def _segments(text: str) -> list[_Segment]:
 
 
 def _matches(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
-    """Track, segment by segment, how many leading names can have been matched."""
+    """Match segment by segment, and keep track of how many leading names the segments so far can match."""
     reached = {0}
     for place, segment in enumerate(segments):
         if segment is None:
@@ -68,7 +68,7 @@ def _matches(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
 
 
 def _expanded(text: str) -> list[str]:
-    """The texts that the braces stand for. An unbalanced brace is an ordinary character."""
+    """Returns all texts that result from expanding the braces. An unbalanced brace is an ordinary character."""
     done: list[str] = []
     waiting = [text]
     while waiting:
@@ -86,7 +86,8 @@ def _expanded(text: str) -> list[str]:
 
 
 def _brace(text: str) -> tuple[int, list[int], int] | None:
-    """The first balanced brace with a comma: its start, its commas, its end."""
+    """The first balanced pair of braces that contains a comma, as the positions of its start, its commas and its
+    end."""
     open_braces: list[tuple[int, list[int]]] = []
     for place, character in enumerate(text):
         if character == "{":

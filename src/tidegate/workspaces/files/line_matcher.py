@@ -1,11 +1,11 @@
-"""A program that prints the lines matching a pattern, for machines without ripgrep. As a separate process it can be
-killed.
+"""A program that prints the lines matching a pattern, for machines without ripgrep. It is a separate process, so that
+it can be killed.
 
     python -I -S line_matcher.py PATTERN LIMIT DESCRIPTOR
 
-For a pattern made by `patterns` it reports the same lines as ripgrep, in the same form, `LINE:COLUMN:`, both counted
-from 1, the column in bytes, and at most LIMIT of them. It imports nothing from Tidegate, so it starts in a few
-milliseconds. The caller limits its time and memory.
+For a pattern made by `patterns` it reports the same lines as ripgrep, at most LIMIT of them. Each is reported in
+ripgrep's form `LINE:COLUMN:`, where both numbers count from 1 and the column is in bytes. It imports nothing from
+Tidegate, so it starts in a few milliseconds. The caller limits its time and memory.
 """
 
 import os
@@ -18,7 +18,7 @@ CHUNK = 1024 * 1024
 
 
 def blocks(source: int, chunk: int = CHUNK) -> Iterator[bytes]:
-    """The input in blocks of complete lines."""
+    """Yields the input in blocks of complete lines."""
     kept: list[bytes] = []
     while data := os.read(source, chunk):
         end = data.rfind(b"\n") + 1
@@ -32,7 +32,7 @@ def blocks(source: int, chunk: int = CHUNK) -> Iterator[bytes]:
 
 
 def matching_lines(pattern: re.Pattern[str], source: int, chunk: int = CHUNK) -> Iterator[tuple[int, int]]:
-    """Line and column of the first match in each matching line."""
+    """Yields the line number of each matching line and the column of the first match."""
     number = 1
     for block in blocks(source, chunk):
         text = block.decode("utf-8", "surrogateescape")

@@ -1,7 +1,8 @@
 """The files of this machine below the mounts of a session.
 
-It has the guarantees of `Filesystem`, with the rights of the session's user. The work is done in worker threads, which
-end soon after the caller is cancelled; a completed write is not undone. It owns nothing between calls.
+`LocalFiles` has the guarantees of `Filesystem` and acts with the rights of the session's user. The work is done in
+worker threads, which end soon after the caller is cancelled; a completed write is not undone. Nothing is kept between
+calls.
 """
 
 import os
@@ -27,7 +28,7 @@ from tidegate.workspaces.processes.children import Spawner
 
 
 class _Opening:
-    """A descriptor opened in a worker thread for a caller that may be cancelled before receiving it."""
+    """Opens a descriptor in a worker thread for a caller that may be cancelled before receiving the descriptor."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +53,7 @@ class _Opening:
 
 class LocalFiles:
     """`mounts` are the reachable folders; relative paths start in the first. `spawner` starts the search process; with
-    `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own."""
+    `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own user."""
 
     def __init__(
         self,

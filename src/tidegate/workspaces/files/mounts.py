@@ -1,9 +1,9 @@
 """Path resolution by descriptor, starting at the folder of a mount.
 
-The result of `at` is always below the folder of a mount, even if folders are replaced by links meanwhile. Each step
+The result of `at` is always below the folder of a mount, even if folders are replaced by links while it runs. Each step
 opens one name in an open folder as a bare reference (`O_PATH`) that never follows a link, and inspects the opened file
-rather than its name; `..` returns to the previous folder of the walk. Links are read and their text is walked in the
-same way: links that stay inside are followed, others are refused. Only regular files are actually opened, through the
+rather than its name; `..` returns to the previous folder of the walk. The target of a link is walked in the same way:
+links that stay inside the mounts are followed, others are refused. Only regular files are actually opened, through the
 reference, so no pipe blocks and no device is touched. All descriptors are closed at the end of the block. The functions
 block and belong in worker threads.
 
@@ -26,10 +26,10 @@ from tidegate.workspaces.files.protected_paths import is_protected
 
 LONGEST_PATH = 4096
 DEEPEST = 128
-"""Each level of a path needs a descriptor during the walk."""
+"""The maximum depth of a path. Each level needs a descriptor during the walk."""
 
 MOST_LINKS = 40
-"""The same number that the kernel follows."""
+"""The maximum number of links in a path, the same as the kernel's."""
 
 SHOWN_PATH = 200
 _REFERENCE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,8 +51,9 @@ class Mount(Frozen, frozen=True):
 
 @dataclass
 class ResolvedPath:
-    """The result of resolving a path. `fd` refers to the file, -1 if it does not exist; then `parent` refers to the
-    folder in which `name` could be created. Descriptors are closed by the function that yielded this."""
+    """The result of resolving a path. `fd` is a descriptor of the file, or -1 if the file does not exist; then `parent`
+    is a descriptor of the folder in which `name` could be created. The function that yields this closes the
+    descriptors."""
 
     path: str
     mount: Mount
@@ -72,7 +73,7 @@ def shown(path: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters and bytes that are not UTF-8, so that a name cannot look like two."""
+    """Escape control characters and bytes that are not UTF-8, so that one name cannot look like two."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else _written_out(character) for character in text)
@@ -116,7 +117,8 @@ def open_file(spot: ResolvedPath) -> int:
 
 
 def open_reference(name: str, folder: int) -> tuple[int, os.stat_result]:
-    """A reference to a name in a folder and its stat result; the caller closes it. A link is not followed."""
+    """Open a reference to a name in a folder; returns the descriptor, which the caller closes, and its stat result. A
+    link is not followed."""
     fd = os.open(name, _REFERENCE, dir_fd=folder)
     try:
         return fd, os.fstat(fd)
@@ -212,7 +214,7 @@ class _Walk:
         return rest
 
     def _follow(self) -> list[str]:
-        """The parts of the target of the link that was opened last."""
+        """Returns the parts of the target of the link that was opened last."""
         self._links += 1
         if self._links > MOST_LINKS:
             raise ToolFailed(f"{shown(self.path)} leads through too many symbolic links, or in a circle.")

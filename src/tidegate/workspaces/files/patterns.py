@@ -1,9 +1,9 @@
 """Regular expressions for searching lines, in a dialect that two engines interpret identically.
 
-An accepted pattern means the same to ripgrep and to Python's `re`. Both get a translation that leaves nothing to their
-own tables: classes are lists of code points, and both cases of letters are written out. A pattern never spans lines,
-and its size is bounded. Unsupported syntax (back references, lookaround) is refused with a sentence. No pattern is
-compiled in this process.
+An accepted pattern means the same to ripgrep and to Python's `re`. Both get a translation that does not depend on their
+own character tables: classes are lists of code points, and both cases of letters are written out. A pattern never spans
+lines, and its size is bounded. Unsupported syntax (back references, lookaround) is refused with a one-sentence error.
+No pattern is compiled in this process.
 
 The dialect: characters, `.`, `[…]`, `(…)`, `(?:…)`, `|`, `*`, `+`, `?`, `{n,m}`, their lazy forms, `^`, `$` (which also
 matches before a carriage return), `\\b`, `\\d`, `\\w`, `\\s` and the opposites of the last three (ASCII only), and
@@ -19,14 +19,15 @@ from tidegate.values import Frozen
 
 LONGEST = 1000
 LARGEST = 2000
-"""Size of a pattern with its counts expanded; larger ones take too much of an engine's memory and time."""
+"""Size limit of a pattern with its counts expanded. Larger patterns take an engine too much memory and time."""
 
 DEEPEST = 50
 FOLDED_AT_MOST = 4096
-"""Characters of a pattern whose other case is looked up."""
+"""The maximum number of a pattern's characters whose other case is looked up."""
 
 LARGE_RANGE = 1024
-"""A larger range contains both cases of nearly all its characters; scripts with two cases are smaller."""
+"""A range larger than this contains both cases of nearly all its characters, because scripts with two cases are
+smaller."""
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -80,9 +81,9 @@ def read_pattern(text: str, *, literal: bool = False, ignore_case: bool = False)
 
 
 class _Piece(NamedTuple):
-    """A part of a pattern in both syntaxes. `size` is its expanded size. `start` and `end` say that it contains the
-    edge of a line, so nothing may come before or after it. `fixed` says that it is a position, which cannot be
-    repeated."""
+    """A part of a pattern in both syntaxes. `size` is its expanded size. `start` and `end` are true if the piece
+    contains the edge of a line, so that nothing may come before or after it. `fixed` is true if the piece is a
+    position, which cannot be repeated."""
 
     python: str
     rust: str
@@ -281,7 +282,7 @@ class _Reader:
         return code, code
 
     def _folded(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
-        """The ranges with both cases of every letter, if case is ignored."""
+        """Returns the ranges; if case is ignored, with both cases of every letter."""
         unfolded = _normal(ranges)
         if not self._ignore_case:
             return unfolded
@@ -327,7 +328,7 @@ def _joined(pieces: Sequence[_Piece]) -> _Piece:
 
 
 def _normal(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Sorted, disjoint, and without characters that no line contains."""
+    """Returns the ranges sorted, disjoint, and without characters that no line contains."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:

@@ -1,8 +1,8 @@
 """The names of project files that other programs execute: git configuration and hooks, settings of editors and shells.
 
-File tools write none of them, whatever path or link leads there: `is_protected` checks the folder that was opened, not
-the requested path. In a sandbox the existing ones are read-only (`workspaces.protected_mounts`). The check blocks: it
-runs in worker threads and, sent there, on other machines.
+File tools never write these files, whatever path or link leads to them: `is_protected` checks the folder that was
+opened, not the requested path. In a sandbox those that exist are read-only (`workspaces.protected_mounts`). The check
+blocks: it runs in worker threads and also, after the code has been sent there, on other machines.
 """
 
 import os
@@ -17,7 +17,8 @@ NAMES_ANYWHERE = (
     ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el", ".dir-locals-2.el",
     ".mcp.json", ".claude/settings.json", ".claude/settings.local.json",
 )  # fmt: skip
-"""In any folder of the project: read by programs that are started, or open a file, in that folder."""
+"""Names protected in every folder of the project. Programs read these files when they are started, or open a file, in
+that folder."""
 
 NAMES = (
     *NAMES_ANYWHERE,
@@ -25,10 +26,10 @@ NAMES = (
     ".zshenv", ".zshrc", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", ".config/fish",
     ".gitconfig",
 )  # fmt: skip
-"""Directly in the project folder. The additional ones are read only from a home folder."""
+"""Names protected directly in the project folder. Those not in `NAMES_ANYWHERE` are read only from a home folder."""
 
 CONFIG_BYTES = 256 * 1024
-"""Size up to which git's configuration is read."""
+"""The maximum number of bytes of git's configuration that are read."""
 
 _NAMED = re.compile(rb'^[ \t]*(hookspath|path)[ \t]*=[ \t]*"?([^"#;\r\n]+)', re.IGNORECASE | re.MULTILINE)
 

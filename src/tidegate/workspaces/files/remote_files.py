@@ -1,8 +1,8 @@
 """The files of a session on another machine.
 
-It has the guarantees of `LocalFiles`, because the same code runs there: each call sends it into the session's sandbox,
-where it answers one request and exits. The size of an answer is checked before it is read. Answers are only data:
-nothing that the other machine sends is executed here. It owns nothing between calls.
+`RemoteFiles` has the guarantees of `LocalFiles`, because the same code runs on the other machine: each call sends the
+code into the session's sandbox, where it handles one request and exits. The size of a response is checked before it is
+read. Responses are only data: nothing that the other machine sends is executed here. Nothing is kept between calls.
 """
 
 import asyncio
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECONDS = 60.0
-"""For one call, including a large file."""
+"""Time limit for one call, even for a large file."""
 
 SEARCH_SECONDS = 20.0
-"""The same as for a local search: after this time, a narrower request works better."""
+"""Time limit for a search, the same as for a local one. If it is not enough, a narrower search works better."""
 
 ANSWER_BYTES = 64 * 1024 * 1024
-"""Limit of one answer; the limits of the calls themselves are far lower."""
+"""Size limit of one response. The limits of the individual calls are far lower."""
 
 OPENED_BYTES = 64 * 1024 * 1024
-"""Limit of a file that is opened; it is copied to this machine."""
+"""Size limit of a file that is opened, since the file is copied to this machine."""
 
 _LENGTH_BYTES = 20  # of the line before an answer that holds its length
 _WHY = 500  # characters of an error message
@@ -79,8 +79,9 @@ _MODULES = (
 
 
 class RemoteFiles:
-    """`open_sandbox` opens the session's sandbox. `read_only` are further folders there that may be read. `project`
-    says whether the working folder is the user's own. Opened files are copied to `folder`, on this machine."""
+    """`open_sandbox` opens the session's sandbox. `read_only` are further folders on the other machine that may be
+    read. `project` is true if the working folder belongs to the user. Opened files are copied to `folder` on this
+    machine."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class RemoteFiles:
 
 
 class _AnswerHeader(Frozen, frozen=True):
-    """The header of an answer: the result and the number of bytes that follow, or the error."""
+    """The header of a response: the result and the number of bytes that follow, or the error."""
 
     result: Any = None
     bytes: int = 0
@@ -176,7 +177,7 @@ class _AnswerHeader(Frozen, frozen=True):
 
 
 class _Answer:
-    """The answer of the other machine, with the data that follows it."""
+    """The response of the other machine, with the data that follows the header."""
 
     def __init__(self, child: "Child", header: _AnswerHeader, rest: bytes) -> None:
         self._child = child

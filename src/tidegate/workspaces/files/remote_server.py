@@ -1,10 +1,10 @@
 """The program that answers one file request on the machine that has the files.
 
-It answers like `LocalFiles`, because it is sent together with the same modules, and exits after one answer. It reaches
-the folders of a session's command: the folder it is started in, the session's home and its temporary folder, plus the
-folders listed as readable.
+It behaves like `LocalFiles`, because it is sent together with the same modules, and exits after one response. It
+reaches the same folders as a command of the session: the working folder, the session's home and its temporary folder,
+plus the folders listed as readable.
 
-A request is a JSON frame followed by the bytes to write; an answer is a JSON frame followed by the bytes that were
+A request is a JSON frame followed by the bytes to write; a response is a JSON frame followed by the bytes that were
 read.
 """
 
@@ -76,7 +76,7 @@ def _list(filesystem: Filesystem, question: Question) -> Answer:
 
 
 def _search(filesystem: Filesystem, question: Question) -> Answer:
-    """Search through a pipe filled by a thread, so that no text is kept. The caller limits the time."""
+    """Search the text in a pipe that a thread fills, so that no text is kept in memory. The caller limits the time."""
     fields = question["query"]
     query = SearchQuery(**{**fields, "pattern": Pattern(**fields["pattern"]), "choice": FileFilter(**fields["choice"])})
     feed = SearchInput(filesystem.mounts, question["path"], query.choice)

@@ -3,9 +3,9 @@
 This module decides, by descriptor and below the mounts, which files are searched, in which order, and what is shown.
 The engine gets one stream of text and reports line numbers, so it never receives a file that must not be read.
 
-Excerpts hold only what is shown plus one buffer in memory, however long the lines are. Of a long line, the part around
-the match is kept, and no character is cut in two. The functions block: they run in worker threads and, sent there, on
-other machines.
+Excerpts take only the memory of what is shown and of one buffer, however long the lines are. Of a long line, only the
+part around the match is kept, and no character is cut in two. The functions block: they run in worker threads and also,
+after the code has been sent there, on other machines.
 """
 
 import os
@@ -38,9 +38,9 @@ class SearchBounds(NamedTuple):
     """Limits of one search."""
 
     seconds: float = 20.0
-    """After this, a narrower request works better."""
+    """Time limit. If it is not enough, a narrower search works better."""
     files: int = 20_000
-    """A record of each file is kept during the search."""
+    """The number of files is limited because a record of each is kept during the search."""
     total_bytes: int = 1024 * 1024 * 1024
     child_memory: int = 1024 * 1024 * 1024
     """Address space of the search process; a line of `FILE_BYTES` fits easily."""
@@ -49,12 +49,12 @@ class SearchBounds(NamedTuple):
 DEFAULT_BOUNDS = SearchBounds()
 
 BINARY_WITHIN = 8192
-"""A file with a zero byte in this many first bytes is binary."""
+"""A file with a zero byte within its first bytes, up to this many, counts as binary."""
 
 CHUNK = 256 * 1024
 
 SHOWN_BYTES = 400
-"""Bytes shown of one line; longer lines are rarely read in full."""
+"""The number of bytes shown of one line. Longer lines are rarely read in full."""
 
 BEFORE_BYTES = 100
 LINE_CHUNK = 64 * 1024
@@ -62,7 +62,7 @@ _LOOKS = 1024  # reads between two checks for cancellation
 
 
 class SearchedFile(NamedTuple):
-    """A file in the stream: its lines start at `first`, counted from 1 over all files."""
+    """A file in the stream. `first` is the number of its first line, counted from 1 over all files."""
 
     first: int
     path: str
@@ -149,7 +149,8 @@ class SearchInput:
 def search_result(
     feed: SearchInput, mounts: Sequence[Mount], places: Sequence[tuple[int, int]], query: SearchQuery
 ) -> SearchResult:
-    """The result for these matching lines and columns, which are one more than the limit if there are more."""
+    """Returns the search result for these matching lines and columns. One more than the limit means that there are
+    further matches."""
     shown = hits(mounts, feed.searched, places[: query.limit], query.context)
     if len(places) > query.limit:
         # How far the stream had been read by then is arbitrary, so it is not reported.
@@ -189,13 +190,13 @@ def hits(
 
 
 def _index(searched: Sequence[SearchedFile], number: int) -> int:
-    """The index of the file that contains a line of the stream."""
+    """Returns the index of the file that contains this line of the stream."""
     return bisect_right(searched, number, key=lambda file: file.first) - 1
 
 
 def lines_around(fd: int, columns: Mapping[int, int], context: int) -> tuple[HitLine, ...]:
-    """The lines numbered in `columns`, which maps each to the column of its match, with `context` lines around each.
-    Both count from 1."""
+    """Returns the matching lines with `context` lines around each. `columns` maps the number of each matching line to
+    the column of its match. Both count from 1."""
     wanted = {number for found in columns for number in range(max(1, found - context), found + context + 1)}
     lines: list[HitLine] = []
     with open(fd, "rb", buffering=LINE_CHUNK, closefd=False) as file:
@@ -229,7 +230,7 @@ class _Part:
         self._after = False
 
     def add(self, piece: bytes, place: int) -> None:
-        """Add the next piece of the line, which starts at this offset in it."""
+        """Add the next piece of the line. The piece starts at this offset in the line."""
         piece = piece.removesuffix(b"\n").removesuffix(b"\r")
         low = max(0, self._start - place)
         high = max(low, self._start + SHOWN_BYTES - place)

@@ -1,9 +1,9 @@
 """Walking the entries below a folder.
 
-Names come in byte order, a folder before its contents, the same every time. No link is followed: each folder is opened
-by name in an open folder. At most `DEEPEST` descriptors are open and at most `FOLDER_ENTRIES` names of a folder are in
-memory; entries left out because of a limit are reported. The walk blocks: it belongs in worker threads, and it ends
-when the caller is cancelled.
+Entries always come in the same order: sorted by bytes, with each folder before its contents. No link is followed: each
+folder is opened by name in an open folder. At most `DEEPEST` descriptors are open and at most `FOLDER_ENTRIES` names of
+a folder are in memory; entries left out because of a limit are reported. The walk blocks: it belongs in worker threads,
+and it ends when the caller is cancelled.
 """
 
 import os
@@ -16,10 +16,10 @@ from tidegate.workspaces.files.file_values import HEAVY, FileFilter, Kind
 from tidegate.workspaces.files.mounts import DEEPEST
 
 FOLDER_ENTRIES = 20_000
-"""The names of a folder must be in memory to be sorted."""
+"""The maximum number of names in a folder, since they must be in memory to be sorted."""
 
 MOST_ENTRIES = 100_000
-"""Entries examined in one walk: about a second on an ordinary disk."""
+"""The maximum number of entries examined in one walk, which takes about a second on an ordinary disk."""
 
 NAMED_LEFT_OUT = 10
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -36,7 +36,7 @@ class WalkStep(NamedTuple):
 
 
 class FolderWalk:
-    """One walk. `left_out` and `stopped` are known when it has ended."""
+    """One walk. `left_out` and `stopped` are known when the walk has ended."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class FolderWalk:
         self.stopped = ""
 
     def steps(self, folder: int) -> Generator[WalkStep]:
-        """The steps of the walk; close the generator unless all of them are consumed."""
+        """Yields the steps of the walk. Close the generator unless all of them are consumed."""
         open_folders: list[tuple[int, str, Iterator[tuple[str, Kind]]]] = [(folder, "", self._names(folder))]
         try:
             while open_folders:

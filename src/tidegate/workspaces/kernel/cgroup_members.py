@@ -1,7 +1,7 @@
 """The processes in a control group: listed, counted and signalled through the kernel's files.
 
-A signal reaches the exact process that was found in the group, or none; a process that has ended meanwhile is not an
-error. Zombies are not counted. Everything blocks, if only on the kernel, and belongs in worker threads.
+A signal reaches the exact process that was found in the group, or none; a process that has ended by then is not an
+error. Zombies are not counted. All functions block, if only on the kernel, and belong in worker threads.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def write(path: Path, value: str) -> None:
 
 
 def count(folder: Path, file: str, word: str) -> int:
-    """The number after a key; 0 if there is none."""
+    """Returns the number that follows a key in a file; 0 if there is none."""
     try:
         fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)  # lint: allow it is in the kernel's memory
         try:
@@ -36,7 +36,7 @@ def count(folder: Path, file: str, word: str) -> int:
 
 
 def members(folder: Path) -> list[int]:
-    """The processes of this group, without those of groups below it."""
+    """Returns the processes of this group, without those of the groups below it."""
     try:
         # 0 stands for a process of another namespace
         return [int(pid) for pid in (folder / PROCESSES).read_text().split() if pid != "0"]
@@ -58,14 +58,14 @@ def kill(folder: Path) -> None:
 
 
 def block_new(folder: Path) -> None:
-    """Stop new processes from starting in the group, where possible, so that the existing ones can be killed one by
+    """Where possible, stop new processes from starting in the group, so that the existing ones can be killed one by
     one."""
     with contextlib.suppress(OSError):
         write(folder / "pids.max", "0")
 
 
 def try_remove(folder: Path) -> bool:
-    """Try to remove a group and the groups below it; returns whether it is gone."""
+    """Try to remove a group and the groups below it; returns true if the group is gone."""
     for here, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):  # killed processes are still ending
             Path(here).rmdir()
@@ -73,7 +73,7 @@ def try_remove(folder: Path) -> bool:
 
 
 def _send(pid: int, number: int, name: str) -> bool:
-    """Signal a member of a group of this name, but not another process that has since got its number."""
+    """Signal a member of a group with this name, but not another process that has since been given the same pid."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -2,12 +2,12 @@
 
 Where this gateway may create groups, each sandbox gets one below the gateway's own group, so limits of the gateway also
 apply to its workspaces. A process cannot leave its group by forking. A group never has more processes than its limit,
-and the kernel kills processes that exceed its memory. A process joins before it becomes the agent's command, so no part
-of the command is ever outside. Each command has a leaf group below its sandbox's group, so a signal reaches exactly the
-processes of that command, even if they left their process group, session or environment. `Cgroup.end` kills everything
-in the group and removes it. The name of a group contains a digest of the home folder: leftovers of a killed gateway are
-recognised by it, and other groups are never touched. Where no group may be created, `kernel_limits` is empty. Functions
-that are not `async` block and belong in worker threads.
+and the kernel kills processes that exceed its memory. A process joins its group before it becomes the agent's command,
+so no part of the command ever runs outside the group. Each command has a leaf group below its sandbox's group, so a
+signal reaches exactly the processes of that command, even if they left their process group, session or environment.
+`Cgroup.end` kills everything in the group and removes it. The name of a group contains a digest of the home folder.
+Leftovers of a killed gateway are recognised by this name, and other groups are never touched. Where no group may be
+created, `kernel_limits` is empty. Functions that are not `async` block and belong in worker threads.
 
 Both versions of the kernel's interface are supported. Version 1 has a hierarchy per controller, version 2 a single one.
 In version 2 a group with processes may have no groups with limits below it, so the gateway first moves itself into a
@@ -46,14 +46,14 @@ END_SECONDS = 5.0
 """Time limit for killed processes to end, so that their group can be removed."""
 
 GATEWAY_GROUP = "gateway"
-"""The group that the gateway moves itself into; `DelegateSubgroup=` may name it too."""
+"""The group into which the gateway moves itself. `DelegateSubgroup=` of systemd may also name this group."""
 
 GROUP_REMOVED = (
     "The control group of the workspace's commands was removed from outside. The next command creates it again."
 )
 
 JOIN_SCRIPT = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
-"""A shell script that joins the groups whose files come before `--` and becomes the command after it."""
+"""A shell script that joins the groups whose files are listed before `--` and then becomes the command after `--`."""
 
 _LOOKS = 20  # attempts to remove a leaf whose last process is just ending
 _LOOK_SECONDS = 0.005  # between two such attempts
@@ -72,17 +72,17 @@ class Cgroups:
         self._numbers = itertools.count()
         self._living: set[str] = set()
         self.kernel_limits: frozenset[str] = frozenset()
-        """The settings that groups enforce; known once `detect` has returned."""
+        """The settings whose limits are enforced by groups; known once `detect` has returned."""
 
     def detect(self) -> None:
-        """Find out, once, where groups can be created."""
+        """Find out where groups can be created. Only the first call does this."""
         with self._lock:
             if self._trees is None:
                 self._trees = tuple(_usable(f"{self.prefix}{os.getpid()}-try"))
                 self.kernel_limits = _settings_of(self._trees)
 
     async def make(self, limits: SandboxLimits) -> "Cgroup | None":
-        """Create a group; None if none can be created, or not now."""
+        """Create a group; None if no group can be created at all or at the moment."""
         await to_thread.run_sync(self.detect)
         if not self._trees:
             return None
@@ -121,7 +121,8 @@ class Cgroups:
 
 
 class Cgroup:
-    """The group of one sandbox. It owns the folders of its name, one per hierarchy, and the leaves below them."""
+    """The group of one sandbox. It owns the folders with its name, one per hierarchy, and the leaf groups below
+    them."""
 
     def __init__(self, name: str, trees: tuple[CgroupTree, ...], forget: Callable[[str], None]) -> None:
         self.name = name
@@ -142,7 +143,7 @@ class Cgroup:
         """The files to which a process writes 0 to join."""
 
     def create(self, limits: SandboxLimits) -> None:
-        """Create the group with these limits. Does nothing if it was ended before that."""
+        """Create the group with these limits. Does nothing if the group was already ended."""
         with self._lock:
             if self._over:
                 return
@@ -153,7 +154,7 @@ class Cgroup:
                         _set(folder, setting)
 
     def leaf(self) -> "CommandGroup":
-        """Create a group below it for one command. Raises OSError on failure."""
+        """Create a leaf group for one command. Raises OSError on failure."""
         with self._counting_lock:
             folder = self._folders[self._counting] / f"{self.name}-{next(self._numbers)}"
             folder.mkdir()
@@ -170,13 +171,13 @@ class Cgroup:
 
     @property
     def joinable(self) -> bool:
-        """True if the group can be joined. An empty group can be removed from outside."""
+        """True if the group can still be joined: an empty group may have been removed from outside."""
         return all(os.access(path, os.W_OK) for path in self.joins)
 
     @property
     def limit_events(self) -> LimitEvents:
-        """How often the group's limits were hit; after its end, the last known count. Version 1 counts a refusal in the
-        group of the refused process, version 2 in the group with the limit."""
+        """How often the group's limits were hit; after the group has ended, the last known numbers. Version 1 counts a
+        refusal in the group of the refused process, version 2 in the group with the limit."""
         felt = {
             controller: count(folder, *counter(tree.version, controller))
             for tree, folder in zip(self._trees, self._folders, strict=True)
@@ -236,7 +237,7 @@ class CommandGroup:
         return send(self.folder, signal.SIGKILL, besides)
 
     def remove(self) -> None:
-        """Remove the empty group. If that fails, it goes with the sandbox's group. May be called again."""
+        """Remove the empty group. If that fails, it is removed later with the sandbox's group. May be called again."""
         for _ in range(_LOOKS):
             self._dropped(self)
             if try_remove(self.folder):
@@ -246,8 +247,8 @@ class CommandGroup:
 
 @contextlib.asynccontextmanager
 async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
-    """A leaf group for a command that is started in the block and owns it from then on; None if there are no groups. If
-    the block fails, the leaf is removed."""
+    """Create a leaf group for a command that is started in the block and owns the group from then on. Yields None if
+    there are no groups. If the block fails, the leaf is removed."""
     try:
         leaf = None if group is None else await to_thread.run_sync(group.leaf)
     except OSError as error:
@@ -264,8 +265,8 @@ async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | No
 
 
 def delegated_tree(tree: CgroupTree) -> CgroupTree | None:
-    """The version 2 hierarchy in which groups with limits can be created from now on; None if it is not ours to
-    change."""
+    """Prepare the version 2 hierarchy so that groups with limits can be created in it, and return it; None if we may
+    not change it."""
     own = tree.folder
     root = own.parent if own.name == GATEWAY_GROUP else own
     try:
@@ -297,7 +298,7 @@ def delegated_tree(tree: CgroupTree) -> CgroupTree | None:
 
 
 def _move_gateway_aside(root: Path) -> None:
-    """Move this process and its children out of a group that needs groups below it."""
+    """Move this process and its children out of a group, so that groups with limits can be created below it."""
     aside = root / GATEWAY_GROUP
     aside.mkdir(exist_ok=True)
     me = os.getpid()
@@ -308,7 +309,8 @@ def _move_gateway_aside(root: Path) -> None:
 
 
 def _usable(name: str) -> Iterator[CgroupTree]:
-    """The hierarchies in which this process can create groups; `name` is the name of a trial group."""
+    """Yields the hierarchies in which this process can create groups. `name` is the name of a group created as a
+    test."""
     try:
         found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     except (OSError, ValueError) as error:
@@ -346,9 +348,9 @@ def _parent(pid: int) -> int:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """True if systemd delegated the group to us. Older versions mark that with an attribute that only root can read;
-    but then an ordinary user owns a service's group only if it was delegated, unless all services belong to that
-    user."""
+    """True if systemd delegated the group to us. Older versions of systemd mark this with an attribute that only root
+    can read. Otherwise the owner of the group decides: an ordinary user owns a service's group only if it was
+    delegated, except in the user's own systemd instance."""
     if any(_attribute(folder, name) == b"1" for name in _DELEGATED):
         return True
     me = os.geteuid()

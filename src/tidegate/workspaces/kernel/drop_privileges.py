@@ -3,9 +3,9 @@
     python -I -S drop_privileges.py UID GID [FOLDER...] -- COMMAND...
 
 The command runs as that user, without other groups or capabilities, and reaches the folders by their own paths, even
-below a folder that the user may not enter, such as the gateway's home. For that it gets its own mount namespace, in
-which the first closed folder on the way is covered by an empty one that contains only these folders, so everything else
-there stays closed. Other processes are not affected. The program imports nothing from Tidegate.
+below a folder that the user may not enter, such as the gateway's home. For this purpose it gets its own mount
+namespace. There the first closed folder on the way is covered by an empty one that contains only these folders, so
+everything else in it stays closed. Other processes are not affected. The program imports nothing from Tidegate.
 """
 
 import ctypes
@@ -59,7 +59,7 @@ def _closed(path: str, uid: int, gid: int) -> str:
 
 
 def open_up(folders: list[str], uid: int, gid: int) -> None:
-    """Make existing folders reachable for the user, for this process and its children."""
+    """Let the user reach those of the folders that exist. Only this process and its children are affected."""
     paths = [os.path.realpath(folder) for folder in folders if os.path.exists(folder)]
     if not any(_closed(path, uid, gid) for path in paths):
         return

@@ -28,11 +28,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 MOST_DESCRIPTORS = 100_000
-"""Limit for all processes of a sandbox together: inspecting more would take seconds."""
+"""The maximum number of descriptors inspected for all processes of a sandbox together; more would take seconds."""
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in the kernel's ticks; None if there is no such process."""
+    """The start time of a process in kernel ticks; None if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return int(fields[_START_FIELD]) if fields else None
@@ -62,8 +62,8 @@ def program_name(pid: int) -> str:
 
 
 class ProcessTable:
-    """The processes shown by a folder like /proc, or those listed by `names`. It owns the descriptor of the folder,
-    which is not used after `close`: its number may belong to another file by then."""
+    """The processes shown by a folder like /proc, or those listed by `names`. It owns the descriptor of the folder. The
+    descriptor is not used after `close`, since its number may belong to another file by then."""
 
     def __init__(self, folder: str, names: Callable[[], Iterable[str]] | None = None) -> None:
         self._folder = os.open(folder, _FOLDER)  # lint: allow it is in the kernel's memory
@@ -77,15 +77,15 @@ class ProcessTable:
             self._folder = -1
 
     def ids(self) -> frozenset[str]:
-        """The process ids, as numbered in this folder."""
+        """The process ids, as they are numbered in this folder's namespace."""
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 
     def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
-        """The combined usage. `places` are file systems in memory, named relative to this folder; `beside` is memory in
-        bytes that no process shows. Shared memory counts for every process that maps it; if that exceeds the limit, it
-        is divided among them, which takes longer to read. If there are too many processes, only their number is
-        returned."""
+        """The combined usage of the processes. `places` are file systems in memory, named relative to this folder.
+        `beside` is the size in bytes of memory that belongs to no process. Shared memory counts in full for every
+        process that maps it. If the sum exceeds the limit, each process counts only its share, which takes longer to
+        read. If there are too many processes, only their number is returned."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
                 return SandboxUsage(processes=count)
@@ -118,7 +118,8 @@ class ProcessTable:
         return frozenset(devices), total
 
     def is_crowded(self, most: int) -> bool:
-        """True if there are more processes than `most`. Inspecting each may then take longer than creating them."""
+        """True if there are more processes than `most`. New processes may then be created faster than existing ones are
+        inspected."""
         with self._lock:
             return len(self._names()) > most
 
@@ -136,7 +137,8 @@ class ProcessTable:
         return reached
 
     def _processes(self) -> Iterator[tuple[str, int]]:
-        """Each living process with a descriptor of its folder, through which only it can be read and signalled."""
+        """Yields each living process with a descriptor of its folder. Reading and signalling through this descriptor
+        never reach another process."""
         for name in self._names():
             with _held(name, self._folder) as process:
                 fields = _stat(process)
@@ -156,7 +158,8 @@ class ProcessTable:
 
 @contextlib.contextmanager
 def _held(name: str, folder: int | None) -> Iterator[int]:
-    """A descriptor of a process's folder; -1 if it does not exist."""
+    """Opens a folder, such as that of a process, for the block. Yields the descriptor, or -1 if the folder cannot be
+    opened."""
     try:
         fd = os.open(name, _FOLDER, dir_fd=folder)
     except OSError:
@@ -169,7 +172,8 @@ def _held(name: str, folder: int | None) -> Iterator[int]:
 
 
 def _stat(process: int) -> list[bytes]:
-    """The fields after the name, which may contain anything; empty if the process is gone."""
+    """Returns the fields of the `stat` file that follow the name, since a name may contain any character. Empty if the
+    process is gone."""
     return _contents(process, "stat").rpartition(b") ")[2].split()
 
 
@@ -196,7 +200,7 @@ class UnnamedFiles:
         return sum(size for (device, _), size in self._sizes.items() if device != self._anonymous)
 
     def counts(self, device: int, inode: int) -> bool:
-        """True if a file is already included, or is on a counted device."""
+        """True if a file is already included or is on a device in `counted`."""
         return device in self._counted or (device, inode) in self._sizes
 
     def add(self, process: int) -> None:
@@ -258,13 +262,13 @@ def _anonymous_device() -> int:
 
 
 def segment_bytes(listed: bytes) -> int:
-    """Size of System V shared memory, in memory and swapped out, from the text of /proc/sysvipc/shm."""
+    """The size of System V shared memory, both in memory and swapped out, from the text of /proc/sysvipc/shm."""
     rows = [line.split() for line in listed.splitlines()[1:]]
     return sum(int(row[-2]) + int(row[-1]) for row in rows if len(row) >= _SEGMENT_FIELDS)
 
 
 def _own_bytes(process: int) -> int:
-    """Memory of a process, without pages shared with files."""
+    """The memory of a process, without pages mapped from files."""
     status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
     return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
 

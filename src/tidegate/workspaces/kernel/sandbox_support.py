@@ -1,6 +1,6 @@
-"""Checks of what this machine supports for sandboxes, and which package or setting provides a missing feature.
+"""Checks which sandbox features this machine supports, and names the package or setting that provides a missing one.
 
-The checks only look, and try once to create a user namespace; nothing is changed. Results are valid for the calling
+The checks change nothing: they read settings and try once to create a user namespace. Results are valid for the calling
 process: a gateway started differently may have more or fewer features.
 """
 
@@ -30,7 +30,8 @@ _FORBIDDING = (
 
 
 class SandboxFeature(NamedTuple):
-    """A feature; `missing` is a sentence on what is missing and what provides it, empty if the feature is there."""
+    """A feature. `missing` is a sentence that says what is missing and what provides it; empty if the feature is
+    available."""
 
     name: str
     text: str

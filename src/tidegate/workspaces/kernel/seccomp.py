@@ -1,9 +1,10 @@
 """The system call filter of every process in a sandbox, in addition to dropped capabilities.
 
-A process started within `confined`, and everything it starts, cannot gain privileges by running a program, has its
-own session keyring, and finds the calls of `_CLOSED` and socket families other than `_FAMILIES` missing from its
-kernel. It cannot give a file the set-user-ID bit, with which others could run the file as the commands' user. Calls
-with the numbers of another architecture (i386, x32) are refused altogether, so 32-bit programs do not run.
+A process started within `confined`, and everything that it starts, cannot gain privileges by running a program and has
+its own session keyring. To such a process, the calls of `_CLOSED` and socket families other than `_FAMILIES` seem to be
+missing from the kernel. It cannot give a file the set-user-ID bit, with which others could run the file as the
+commands' user. Calls with the numbers of another architecture (i386, x32) are refused altogether, so 32-bit programs do
+not run.
 
 The filter is a table in this module: the calls are few, and no library is needed. Children of a thread inherit its
 filter, so no intermediate program is needed, and it applies to `bwrap` as well as to commands that enter later.
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 
 class _Architecture(NamedTuple):
-    """`audit` is the kernel's identifier of the architecture; the other numbers are its system calls."""
+    """`audit` is the kernel's identifier of the architecture. The other fields are the numbers of its system calls."""
 
     audit: int
     socket: int
@@ -31,8 +32,8 @@ class _Architecture(NamedTuple):
 
 
 class _ModeCall(NamedTuple):
-    """A call that sets the permissions of a file. `mode` and `flags` are the positions of these arguments; one with
-    flags does so only if it creates the file."""
+    """A call that sets the permissions of a file. `mode` and `flags` are the positions of these arguments. A call with
+    flags sets permissions only if it creates the file."""
 
     number: int
     mode: int
@@ -42,8 +43,8 @@ class _ModeCall(NamedTuple):
 _EVERYWHERE = (425, 426, 427, 437)  # io_uring_* and openat2 have the same numbers on every architecture
 _CLOSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd", "io_uring_*", "openat2")
 """Calls that no ordinary program needs and that expose much of the kernel. Keys belong to the user, not to a sandbox,
-so one sandbox could leave them for another. The filter cannot read the permissions that `openat2` is passed; programs
-use `openat` instead."""
+so one sandbox could leave them for another. The filter cannot read the permissions passed to `openat2`; without it,
+programs use `openat`."""
 
 _ARCHITECTURES = {
     "x86_64": _Architecture(0xC000_003E, 41, 53, 250, (248, 249, 250, 298, 321, 323, *_EVERYWHERE), (
@@ -73,7 +74,7 @@ class _Program(ctypes.Structure):
 
 
 def problem() -> str:
-    """Why there is no filter on this machine, in one sentence; empty if there is one."""
+    """The reason why this machine has no filter, in one sentence; empty if it has one."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return f"There is no system call filter for {machine}; sandboxes run without it."
@@ -84,7 +85,7 @@ def problem() -> str:
 
 def confined(start: Callable[[], int]) -> int:
     """Call `start` in a new thread and return its result. Filter, keyring and privileges belong to that thread and are
-    inherited by what it starts. Raises OSError if they cannot be set."""
+    inherited by the processes that it starts. Raises OSError if they cannot be set."""
     result: list[int] = []
     failure: list[BaseException] = []
 
@@ -119,7 +120,8 @@ def _confine() -> None:
 
 
 def _table(architecture: _Architecture) -> bytes:
-    """Refused calls return ENOSYS, as in a kernel without them, so programs fall back."""
+    """Builds the filter. Refused calls return ENOSYS, as in a kernel without them, so that programs fall back to other
+    calls."""
     refuse = _instruction(_RETURN, _ERRNO | errno.ENOSYS)
     parts = [
         _instruction(_LOAD, _AUDIT),

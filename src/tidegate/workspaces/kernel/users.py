@@ -1,8 +1,8 @@
 """The unprivileged user that commands and file tools run as, if root started the gateway.
 
 It is never root. `workspaces.user` names it. Otherwise it is the owner of the project folder; if there is no project,
-or if root owns it, it is a user id that nobody else has, derived from the gateway's home. If an ordinary user started
-the gateway, everything runs as that user and `user_of` returns None.
+or if root owns it, it is a user id that nobody else has, which is derived from the gateway's home. If an ordinary user
+started the gateway, everything runs as that user and `user_of` returns None.
 """
 
 import os
@@ -15,8 +15,8 @@ from tidegate.workspaces.files import User
 from tidegate.workspaces.kernel import drop_privileges
 
 RESERVED_UIDS = range(60_706, 61_184)
-"""User ids that no distribution, systemd or useradd assigns, and that also exist in containers with 65536 users. The
-choice follows from the gateway's home, so gateways on one machine rarely share it."""
+"""User ids that no distribution, systemd or useradd assigns, and that also exist in containers with 65536 users. The id
+is derived from the gateway's home, so gateways on one machine rarely share one."""
 
 _ROOT = 0
 
@@ -26,8 +26,9 @@ _ALONE = len(_MAP) == 3 and int(_MAP[1]) != _ROOT and int(_MAP[2]) == 1
 
 
 def user_of(setting: str, project: Path | None, owner: str) -> User | None:
-    """The user for a workspace. `setting` is `workspaces.user`; `owner` identifies the gateway in processes. It reads
-    the project folder, so it belongs in a thread. Raises ToolFailed if the setting names nobody."""
+    """The user for a workspace. `setting` is `workspaces.user`; `owner` is the identifier that the gateway's processes
+    carry. This function reads the project folder, so it belongs in a thread. Raises ToolFailed if the setting is an
+    unknown name or root."""
     if not is_root():
         return None
     if setting:
@@ -49,7 +50,7 @@ def is_root() -> bool:
 
 
 def user_named(setting: str) -> User:
-    """The user with that name or number. Raises ToolFailed."""
+    """The user with that name or number. Raises ToolFailed for an unknown name and for root."""
     try:
         found = pwd.getpwuid(int(setting)) if setting.isdecimal() else pwd.getpwnam(setting)
         user = User(found.pw_uid, found.pw_gid)
@@ -63,7 +64,7 @@ def user_named(setting: str) -> User:
 
 
 def _group_of(uid: int, folders: int) -> int:
-    """The user's own group, otherwise the group of the folder; never root's."""
+    """The user's own group, or the folder's group if the system does not know the user. Never root's group."""
     try:
         group = pwd.getpwuid(uid).pw_gid
     except KeyError:

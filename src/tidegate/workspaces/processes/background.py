@@ -1,9 +1,10 @@
 """Named background processes: start, supervision and end.
 
-A process has its row before it is spawned. Names are unique among the live processes of a session; starting a name that
-already runs changes nothing. Output is written to the log as it arrives, at a bounded rate. The end is recorded once,
-with its cause, and reported once, even across a kill: to a waiting caller, otherwise in a new turn if `notify` was set,
-otherwise with the next message. Everything that a process started ends with it.
+The row of a process is written before the process is spawned. Names are unique among the live processes of a session;
+starting a name that already runs changes nothing. Output is written to the log as it arrives, at a bounded rate. The
+end of a process is recorded once, with the cause, and reported once, even if the gateway is killed in between: to a
+waiting caller, otherwise in a new turn if `notify` was set, otherwise with the next message. Everything that a process
+started ends with it.
 
 The running processes belong to their live sandbox; this module keeps no state.
 """
@@ -32,26 +33,27 @@ from tidegate.workspaces.processes.process_log import ProcessLog
 log = Log(__name__)
 
 MOST_RUNNING = 16
-"""Named processes that one session may run concurrently: more would be hard to tell apart."""
+"""The number of named processes that one session may run concurrently. More would be hard to tell apart."""
 
 REPORTED_BYTES = 1200
-"""Bytes of a process's last output that are reported with its end."""
+"""The number of bytes of a process's last output that are reported with its end."""
 
 BATCH, BATCHES = 200, 100
 """Rows per batch, and batches per run: more than are ever needed, and a bound on the loop."""
 
 COMMAND_CHARACTERS = 200
-"""Characters of a command shown to identify its process."""
+"""The number of characters of a command that are shown to identify its process."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 OnFinished = Callable[[ProcessRow, str], Awaitable[None]]
-"""Starts a turn for the end of a process with `notify`, with the text for its agent. The mark that it was reported is
-written with the turn. Raises if there will be no turn."""
+"""Starts a turn that tells the agent about the end of a process with `notify`. The text is for the agent. The end is
+marked as reported together with the turn. Raises if there will be no turn."""
 
 
 class RunningProcess:
-    """A running process. `ended` is set when its end is recorded, `news` whenever there is output or it ends."""
+    """A running process. `ended` is set when the end is recorded; `news` is set whenever the process writes output or
+    ends."""
 
     def __init__(self, row: ProcessRow, child: Child, sandbox: Sandbox, log: ProcessLog, *, stop_grace: float) -> None:
         self.row = row
@@ -72,7 +74,7 @@ class RunningProcess:
 
     @property
     def grace(self) -> float:
-        """Seconds that processes left behind by the command have to end: as long as the command itself had."""
+        """The seconds in which processes left behind by the command must end: as many as the command itself had."""
         return self._stop_grace if self.stopping or self.timed_out else END_GRACE
 
 
@@ -98,7 +100,7 @@ class BackgroundProcesses:
     async def start(
         self, live_sandbox: LiveSandbox, name: str, command: str, *, restart: bool, notify: bool
     ) -> ProcessRow | None:
-        """Start a process; None if one of that name is already running."""
+        """Start a process; None if a process with that name is already running."""
         if not _NAME.fullmatch(name):
             raise ToolFailed("A process name must have 1 to 64 letters, digits, dots, dashes and underscores.")
         if name in live_sandbox.running:
@@ -146,7 +148,7 @@ class BackgroundProcesses:
         await self._store.write(messages.add_notice, live_sandbox.session, notice, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
-        """Spawn the process of a row, or record in the row that it failed."""
+        """Spawn the process of a row, or record in the row that this failed."""
         child: Child | None = None
         try:
             await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
@@ -263,8 +265,8 @@ class BackgroundProcesses:
         await self._store.write(_add_notice_later, row, text, self._clock())
 
     async def report_ends(self) -> None:
-        """Report each end that was recorded but not reported, because of a kill or a fault. May be called whenever
-        turns can start; an end that is just being reported elsewhere is still reported only once."""
+        """Report each end that was recorded but, because of a kill or a fault, not reported. May be called whenever
+        turns can start. An end that is being reported elsewhere at the same time is still reported only once."""
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self._store.read(processes.unreported, after=last, limit=BATCH)

@@ -1,7 +1,7 @@
 """Child processes of the gateway with three streams.
 
-They have the guarantees of `ProcessStarter`. Streams are read only as fast as they are consumed and stay open until
-`close`. If setting up a child fails, the child is ended before the error is raised.
+They have the guarantees described in `ProcessStarter`. Streams are read only as fast as they are consumed and stay open
+until `close`. If setting up a child fails, the child is ended before the error is raised.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from tidegate.lifetimes import ProcessStarter, SpawnedProcess
 from tidegate.workspaces.files.file_user import User
 
 READ_BYTES = 64 * 1024
-"""Bytes of a stream that are buffered before its writer blocks, and read at once."""
+"""The number of bytes of a stream that are buffered before its writer blocks, and the size of one read."""
 
 HELPERS = 4
-"""Concurrent children that work for the gateway itself, such as file searches: each may use a core."""
+"""The number of concurrent children that work for the gateway itself, such as file searches. Each may use a core."""
 
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
@@ -39,9 +39,9 @@ def find_program(program: str) -> str | None:
 
 
 class Spawner:
-    """Starts children; owned by `Workspaces`. `cores` are the gateway's. `owner` identifies the gateway in its
-    processes (`owner_of`). `user` runs the commands unless a project says otherwise; None is the gateway's own.
-    `helpers` limits the children that work for the gateway itself."""
+    """Starts children; owned by `Workspaces`. `cores` are the processor cores of the gateway. `owner` identifies the
+    gateway in its processes (`owner_of`). Commands run as `user` unless a project requires another one; None is the
+    gateway's own user. `helpers` limits the children that work for the gateway itself."""
 
     def __init__(self, cores: frozenset[int], owner: str = "", user: User | None = None) -> None:
         self.owner = owner
@@ -144,12 +144,12 @@ class ChildProcess:
         return await self._state.read(READ_BYTES)
 
     def close_output(self) -> None:
-        """Close our ends of its output; buffered data can still be read."""
+        """Close our ends of the child's output streams. Buffered data can still be read."""
         for transport in self._outputs:
             transport.close()
 
     def close(self) -> None:
-        """Close all streams; a process that still writes to them gets a signal."""
+        """Close all streams; a process that still writes to them gets SIGPIPE."""
         self.close_output()
         if self._input is not None:
             transport = self._input.transport
@@ -193,7 +193,7 @@ def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Our ends and the child's ends of its three streams."""
+    """Create the three streams; returns our ends and the child's ends."""
     opened: list[int] = []
     try:
         for _ in range(3):

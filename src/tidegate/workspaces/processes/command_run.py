@@ -19,13 +19,14 @@ Sink = Callable[[bytes], Awaitable[None]]
 Check = Callable[[], Awaitable[None]]
 
 END_GRACE = 0.3
-"""Seconds between SIGTERM and SIGKILL: with the rest of the work, a command is gone within a second."""
+"""Seconds between SIGTERM and SIGKILL. Including the rest of the work, a command is gone within a second."""
 
 DRAIN_SECONDS = 5.0
 """Time limit for reading the remaining output once nothing runs any more."""
 
 CHECK_SECONDS, CHECK_RARELY_SECONDS = 0.25, 2.0
-"""Interval between checks of a running command's usage: first and longest. Most problems show at once."""
+"""The first and the longest interval between checks of a running command's usage. Most problems appear soon after the
+start."""
 
 
 class CommandResult(NamedTuple):
@@ -45,8 +46,8 @@ async def run_child(
     check: Check | None = None,
     grace: Callable[[], float] = lambda: 0,
 ) -> CommandResult:
-    """Run a child to its end. `check` is called at intervals while it runs. Processes that it leaves behind have
-    `grace` seconds to end. `scope` is where it is ended if the caller is cancelled, however often that happens."""
+    """Run a child to its end. `check` is called at intervals while it runs. Processes that the child leaves behind have
+    `grace` seconds to end. If the caller is cancelled, however often, the child is ended in `scope`."""
     loop = asyncio.get_running_loop()
     state = bytearray()
     code: int | None = None
@@ -83,7 +84,7 @@ async def run_child(
 
 async def end(child: Child, grace: float, scope: Scope | None) -> None:
     """End a child and close its streams; done when this returns or raises. The caller may be cancelled more than once,
-    since a stop and a timeout can coincide: in a scope that makes no difference."""
+    since a stop and a timeout can coincide. With a scope this makes no difference."""
 
     async def over() -> None:
         try:

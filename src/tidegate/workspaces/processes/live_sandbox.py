@@ -1,10 +1,11 @@
 """The open sandbox of one present session, and the processes running in it.
 
-A session has one sandbox at a time. It is opened for the first command, once for all concurrent callers. If it was
-ended from outside, that is noticed, the agent is notified, and the next command opens a new one. Commands that exceed a
-limit not enforced by the kernel are all ended, and the agent is told which limit it was. `close` ends everything.
+A session has one sandbox at a time. It is opened for the first command, only once even if several callers need it at
+the same time. If it is ended from outside, this is noticed, the agent is notified, and the next command opens a new
+sandbox. If a limit that the kernel does not enforce is exceeded, all commands are ended, and a notice tells the agent
+which limit it was. `close` ends everything.
 
-It owns the sandbox and the running processes, and is held only by the session's record.
+A `LiveSandbox` owns the sandbox and the running processes, and only the session's record refers to it.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 CLOSE_SECONDS = 5.0
-"""Time limit for the ends of all processes to be recorded after their sandbox was closed."""
+"""Time limit for recording the ends of all processes after their sandbox was closed."""
 
 LOST_SECONDS = 0.5
 """Time limit for noticing that a sandbox is gone after a process in it was killed."""
@@ -71,13 +72,14 @@ class LiveSandbox:
         self.running: dict[str, RunningProcess] = {}
         self.sandbox: Sandbox | None = None
         self.close_reason = ""
-        """Why we last ended everything that ran here."""
+        """The reason why we last ended everything that ran here."""
         self.closed = False
         self.gateway_stopping = False
-        """The gateway is stopping: processes that end now did not end on their own, and the next start reports it."""
+        """True while the gateway is stopping. Processes that end then did not end on their own, and the next start
+        reports them as lost."""
         self.last_used = time.monotonic()
         self.disk = disk
-        """None if the disk is not measured: for a user's project folder, and on another machine."""
+        """The disk quota. None if the disk is not measured: for a user's project folder, and on another machine."""
         self._users = 0
         self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
@@ -97,7 +99,7 @@ class LiveSandbox:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Count it as in use during the block."""
+        """Count the sandbox as in use during the block."""
         self._users += 1
         try:
             yield
@@ -123,7 +125,7 @@ class LiveSandbox:
             await self._opening.join()
 
     async def spawn(self, text: bytes, mark: str) -> tuple[Sandbox, Child]:
-        """Start a command in the session's sandbox. If the sandbox ends at that moment, it is opened again, once."""
+        """Start a command in the session's sandbox. If the sandbox ends at that moment, it is opened once more."""
         full = await self.is_full()
         if self.disk is not None:
             self.disk.changed()  # from now on, however the command ends
@@ -147,7 +149,7 @@ class LiveSandbox:
         return sandbox
 
     async def note_lost(self) -> None:
-        """Notice a sandbox that was ended from outside, and notify the agent."""
+        """If the sandbox was ended from outside, close it and notify the agent."""
         sandbox = self.sandbox
         if sandbox is None or sandbox.alive:
             return
@@ -208,13 +210,14 @@ class LiveSandbox:
         await self._add_notice(self.session, f"{self.close_reason}{f' This ended: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
-        """Measure the disk; end the running commands, which may have filled it, if it exceeds the limit."""
+        """Measure the disk. If usage exceeds the limit, end the running commands, which may have filled the disk."""
         disk = self.disk
         if disk is not None and await disk.check(running=running, unnamed_bytes=load.unnamed_bytes) and running:
             await self.end_all(disk.exceeded_message)
 
     async def is_full(self) -> bool:
-        """True if commands can now only remove files. Commands that are already running are ended."""
+        """Returns true if commands can now only remove files. If usage has just exceeded the limit, running commands
+        are ended."""
         await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 
@@ -239,7 +242,7 @@ class LiveSandbox:
 
 
 def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
-    """A notice about what the kernel did to processes because of their limits; empty if nothing."""
+    """A notice about processes that the kernel killed or refused because of limits; empty if there are none."""
     sentences = []
     if after.killed > before.killed:
         most = _amount(limits.memory_bytes)

@@ -1,9 +1,9 @@
 """The output of a background process, of which the latest part is kept on disk.
 
 However much a process writes, its log never exceeds its limit. It has two files; the older is dropped when the newer
-reaches half of the limit. Positions are absolute offsets that stay valid whatever was dropped, also across restarts;
-dropped output is reported as a number of bytes. If the disk refuses writes, the process continues and that output
-counts as dropped. The log owns its two files. All methods block and belong in worker threads.
+reaches half of the limit. Positions are absolute offsets that stay valid when output is dropped and after a restart.
+Dropped output is reported as a number of bytes. If the disk refuses writes, the process continues, and the output that
+could not be written counts as dropped. The log owns its two files. All methods block and belong in worker threads.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class LogPiece(NamedTuple):
 
 
 class ProcessLog:
-    """The log of one process: written by its supervisor, readable by anybody."""
+    """The log of one process. Only its supervisor writes to it; anybody may read it."""
 
     def __init__(self, base: Path, limit: int) -> None:
         self._base = base
@@ -108,7 +108,8 @@ class ProcessLog:
     # -- reading --
 
     def read(self, since: int | None, limit: int) -> LogPiece:
-        """At most `limit` bytes from `since`; with None, the last ones. Dropped output is skipped."""
+        """Read at most `limit` bytes from the offset `since`; if that is None, the last `limit` bytes. Dropped output
+        is skipped."""
         with self._lock:
             parts = [part for part in map(_part, (self._old, self._new)) if part is not None]
             end = max((start + size for _, start, size in parts), default=0)

@@ -1,8 +1,8 @@
 """Views of background processes: a list, their output, and waiting for a pattern in it.
 
 Results are bounded, never cut a character in two, and report how much output is no longer kept. A regular expression
-from a model is matched by `grep` in the session's own sandbox, within the caller's deadline, so an expensive one delays
-nobody else.
+from a model is matched by `grep` in the session's own sandbox, within the caller's deadline, so an expensive expression
+delays nobody else.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.processes.process_log import LogPiece, ProcessLog
 
 SCAN_BYTES = 48 * 1024
-"""Output searched for a pattern at once."""
+"""The number of bytes of output in one search for a pattern."""
 
 SCAN_SECONDS = 0.1
 """Interval between searches for a pattern."""
 
 LISTED_NAMES = 20
-"""Known process names listed when an unknown one is requested."""
+"""The number of known process names listed when an unknown name is requested."""
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
 
 
 class ProcessView(Frozen, frozen=True):
-    """A background process. `new` is false if one of that name was already running; `bytes` is the length of all output
-    so far, including what is no longer kept."""
+    """A background process. `new` is false if a process with that name was already running; `bytes` is the length of
+    all output so far, including what is no longer kept."""
 
     name: str
     command: str
@@ -53,8 +53,8 @@ class ProcessView(Frozen, frozen=True):
 
 
 class OutputPage(NamedTuple):
-    """A piece of a process's output. `next` is the offset of the following piece; `dropped` bytes before this one are
-    lost."""
+    """A piece of a process's output. `next` is the offset of the following piece. `dropped` is the number of lost bytes
+    before this piece."""
 
     text: str
     next: int
@@ -62,7 +62,7 @@ class OutputPage(NamedTuple):
 
 
 class ProcessViewer:
-    """Views of one session's processes. `live_sandbox` is the session's, if it is open."""
+    """Views of one session's processes. `live_sandbox` is the session's live sandbox, if there is one."""
 
     def __init__(
         self, store: Store, session: str, live_sandbox: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
@@ -111,8 +111,8 @@ class ProcessViewer:
         return OutputPage(data.decode("utf-8", "replace"), start + len(data), dropped)
 
     async def until(self, name: str, pattern: str | None, since: int, place: LiveSandbox | None) -> str | None:
-        """Wait for the first line that matches the pattern, searched in the sandbox `place`. None if the process ends
-        without a match, or no pattern is given."""
+        """Wait for the first line that matches the pattern; the search runs in the sandbox `place`. Returns None if the
+        process ends without a match. Without a pattern, waits for the end of the process."""
         row = await self.row(name)
         at = since
         while True:

@@ -1,10 +1,10 @@
 """Processes without an owner: leftovers of a killed gateway of the same home, and orphans adopted by this one.
 
-`marked_processes` finds the processes that carry an owner mark; `end` kills exactly these, never a later process with
+`marked_processes` finds the processes that carry an owner mark. `end` kills exactly these, never a later process with
 the same number. If the gateway is the first process of its system, as in a container without an init, orphans become
-its children, and `Reaper` reaps them after they end: a zombie stays for at most two checks. Children that the gateway
-started itself are reaped at once, by descriptor, by the code that waits for them, so a zombie that is still there at
-the second check has no owner. This module owns nothing.
+its children, and `Reaper` reaps them after they end: a zombie stays for at most two checks. The code that waits for a
+child of the gateway reaps it immediately, through a descriptor. So a zombie that still exists at the second check has
+no owner. This module owns nothing.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tidegate.workspaces.kernel.process_table import ancestors, is_zombie, progr
 log = Log(__name__)
 
 FIRST = 1
-"""The number of a system's first process."""
+"""The pid of a system's first process."""
 
 _LOOK_SECONDS = 0.01  # between two checks whether a killed process is gone
 
@@ -33,7 +33,8 @@ class Reaper:
         self._seen: frozenset[tuple[int, int]] = frozenset()
 
     def reap(self) -> int:
-        """Check once; returns how many were reaped. Only the first process of a system has to do this."""
+        """Check once; returns how many zombies were reaped. Does nothing unless the gateway is the first process of the
+        system."""
         if os.getpid() != FIRST or not _some():
             self._seen = frozenset()
             return 0
@@ -64,7 +65,7 @@ def _zombies() -> Iterator[tuple[int, int]]:
 
 
 class MarkedProcess(NamedTuple):
-    """A process with the gateway's owner mark: pid, start time, and ancestors including itself."""
+    """A process with the gateway's owner mark: its pid, its start time, and the pids of its ancestors and itself."""
 
     pid: int
     start: int
@@ -72,7 +73,8 @@ class MarkedProcess(NamedTuple):
 
 
 def marked_processes(owner: str) -> list[MarkedProcess]:
-    """The processes with this mark, except this one and its ancestors, which an agent may have started."""
+    """The processes with this mark, except the current process and its ancestors: they carry the mark too if an agent
+    started this gateway."""
     own = ancestors(os.getpid())
     found = guardian.marked_processes(f"{OWNER}={owner}")
     return [MarkedProcess(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
