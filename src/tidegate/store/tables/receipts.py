@@ -1,8 +1,8 @@
-"""Receipts: external identities of accepted messages, which make repeated deliveries recognisable.
+"""Receipts: external identities of accepted messages, by which repeated deliveries are recognised.
 
-There is at most one valid receipt for a (principal, source, key); an expired one is treated as absent. `prune` bounds
-their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because of
-another principal.
+There is at most one valid receipt for a (principal, source, key). An expired receipt is treated as absent. `prune`
+bounds their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because
+of another principal.
 """
 
 import msgspec
@@ -36,8 +36,8 @@ def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRo
 
 
 def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
-    """Records the receipt for a turn. Replaces an older receipt with the same identity, which must have expired or
-    belong to a turn that can be retried. A caller that uses `find` first never replaces a valid receipt."""
+    """Records the receipt for a turn. Replaces an older receipt with the same identity, which must have expired or have
+    an outcome that asked the caller to retry. A caller that uses `find` first never replaces a valid receipt."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
