@@ -1,9 +1,9 @@
-"""Services of the gateway that tools may use, besides workspace and spool, by type.
+"""Services of the gateway that tools may use besides the workspace and the spool.
 
-A type is a class or a protocol, such as those below. The composition root (`sessions/components.py`) provides services,
-and a tool requests one from the context of its call. Services have process lifetime. The context of a call (session,
-principal, agent) determines what the call may see or change; the tool's arguments never do. A service that no agent of
-this gateway uses is neither provided nor loaded.
+A service is identified by its type, which is a class or a protocol such as those below. The composition root
+(`sessions/components.py`) provides services, and a tool requests one from the context of its call. Services have
+process lifetime. The context of a call (session, principal, agent) determines what the call may see or change; the
+tool's arguments never do. A service that no agent of this gateway uses is neither provided nor loaded.
 """
 
 from collections.abc import Mapping

@@ -5,9 +5,9 @@ cannot be changed. A tool that is listed twice is included once. Two different t
 that names both owners.
 
 `fit_name` makes a name for a tool of another server: 1 to 64 letters, digits, `_` and `-`. The same pair of server and
-tool has the same name in every process, and different pairs have different names. If `server__name` is a valid name, it
-is used unchanged. Otherwise the name ends with a digest of the complete pair. This also applies if `server__name`
-itself looks as if it ended with a digest, so the two kinds of names cannot collide.
+tool has the same name in every process, and different pairs have different names. If `server__name` is valid and can be
+read back unambiguously, it is used unchanged. Otherwise the name ends with a digest of the complete pair. This also
+applies if `server__name` itself looks as if it ended with a digest, so the two kinds of names cannot collide.
 """
 
 import base64
