@@ -79,8 +79,8 @@ class SkillDiscovery:
         )
 
     def discover(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
-        """Returns the agent's current skills, except those that the reader should not trust. Without `narrowed`, the
-        restriction by the agent's settings is ignored."""
+        """Returns the agent's current skills. Skills that the reader should not trust are among those left out. Without
+        `narrowed`, the restriction by the agent's settings is ignored."""
         candidates: list[_Candidate] = []
         left_out: list[RejectedSkill] = []
         for place in skill_folders(self._config, agent):

@@ -1,9 +1,9 @@
 """A cache of discovery results, for new sessions.
 
-For each agent and kind of reader, one discovery runs at a time, in a worker thread, at most once every
-`DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example on
-a dead network share), this is logged and the session begins with the previous result. No other discovery starts until
-the hanging one has returned.
+For each agent and kind of reader, only one discovery runs at a time, and at most one every `DISCOVERY_SECONDS`. It runs
+in a worker thread, and concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example
+on a dead network share), this is logged and the session begins with the previous result. No other discovery starts
+until the hanging one has returned.
 """
 
 import threading

@@ -155,11 +155,11 @@ def get(db: Db, id: str) -> TurnRow | None:
 
 
 def take(db: Db, id: str, now: float) -> TurnRow:
-    """Marks the turn as running. Always raises its fence. If the turn comes from the queue, its waiting messages get
-    the next positions and the names in-0, in-1, …. If it is resumed after a crash, only its attempt counter is raised;
-    `messages.place_steered` handles messages accepted in the meantime. A turn that was waiting for a person or a
-    delegated task cannot have caused the crash, so its counter is not raised and it may wait through any number of
-    restarts."""
+    """Marks the turn as running and raises its fence. If it comes from the queue, its waiting messages get the next
+    positions and the names in-0, in-1, …. If it is resumed after a crash, its attempt counter is raised, but its
+    messages are not touched; `messages.place_steered` handles messages accepted in the meantime. A turn that was
+    waiting for a person or a delegated task cannot have caused the crash, so its counter is not raised and it may wait
+    through any number of restarts."""
     db.lock("turn", id)
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, fence = fence + 1, started = ?, state = 'running'"
