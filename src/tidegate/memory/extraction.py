@@ -1,11 +1,11 @@
 """Extraction of notes about a person from a conversation that has ended, by a short model call.
 
-The notes are committed exactly once, in one transaction with a mark, even if the process crashes. If the model fails,
-the timer retries a few times, then gives up and logs this, so nothing stays pending forever. The model receives the
-conversation as data, and its answer can only become a few short notes about this person, in the person's name: no text
-in a conversation can get into the notes about another person or an agent. Extraction needs no resident, and does not
-compact, start or otherwise affect any session. It is charged to the same budgets as turns. A deleted conversation
-leaves no notes.
+The notes are committed exactly once, in the same transaction as a mark that says so, even if the process crashes. If
+the model fails, the timer retries a few times, then gives up and logs this, so no extraction stays pending forever. The
+model receives the conversation as data, and its answer can only become a few short notes about this person, in the
+person's name: no text of a conversation can get into the notes about another person or an agent. Extraction needs no
+resident, and does not compact, start or otherwise affect any session. It is charged to the same budgets as turns. A
+deleted conversation leaves no notes.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -44,22 +44,23 @@ MOST_EXTRACTED = 8
 """The most notes that are extracted from one conversation."""
 
 TRIES = 3
-"""Attempts for one conversation, across restarts."""
+"""The most attempts for one conversation, counted across restarts."""
 
 SECONDS = 25.0
-"""Time limit of the model's answer; a hook may take a little longer."""
+"""The time limit for the model's answer. A hook may take a little longer than this."""
 
 INPUT_BYTES = 64 * 1024
-"""The most bytes of a conversation that are sent to the model, if its window permits: summaries and the newest part."""
+"""The most bytes of a conversation that are sent to the model, if its window permits. They contain summaries and the
+newest part."""
 
 WINDOW_SHARE = 0.5
 """The largest share of the model's window that the input may take."""
 
 BESIDE_SHARE = 0.25
-"""The share of the input for existing notes. Summaries may use the same share again."""
+"""The share of the input that existing notes may use. Summaries may use another share of the same size."""
 
 SAID_CHARACTERS, SHOWN_CHARACTERS = 4000, 300
-"""Characters of one message, and of one tool result."""
+"""The most characters of one message, and of one tool result, that are included."""
 
 ROWS, ROWS_SAID = 200, 50
 """How many rows are read from the end of the transcript, and how many of the person's last messages."""
@@ -96,13 +97,13 @@ class _Material(Frozen, frozen=True):
 
 
 SpendGuardFor = Callable[[Model, SessionRow, str], Awaitable[SpendGuard]]
-"""Returns the budgets that a side call of a session is charged to, by model and job."""
+"""Returns the budgets to which a side call of a session is charged, given the model, the session and the job."""
 
 Write = Callable[[Db], Any]
 
 
 class NoteExtractor:
-    """The slow end hook `memory`."""
+    """The end hook `memory`, one of the slow hooks."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class NoteExtractor:
 
 
 def read_answer(text: str) -> list[str] | None:
-    """The notes in a model's answer; None if it contains no JSON array of strings."""
+    """Returns the notes in a model's answer, or None if the answer contains no JSON array of strings."""
     for found in (text.strip(), text[text.find("[") : text.rfind("]") + 1]):
         try:
             return msgspec.json.decode(found, type=list[str])
@@ -193,7 +194,7 @@ def read_answer(text: str) -> list[str] | None:
 
 
 def bounded(found: Iterable[str]) -> tuple[list[str], int]:
-    """The notes that can be stored, without duplicates, and the number of those that cannot."""
+    """Returns the notes that can be stored, without duplicates, and the number of notes that cannot be stored."""
     texts: list[str] = []
     left_out = 0
     for text in found:
@@ -232,7 +233,7 @@ def _input(material: _Material, existing: Sequence[str], room: int) -> _Input:
 
 
 def _newest(texts: Iterable[str], room: int) -> list[str]:
-    """The last texts that fit, in order."""
+    """Returns the last texts that fit into `room` bytes, in order."""
     found: list[str] = []
     for text in reversed(list(texts)):
         room -= len(text.encode()) + 3
@@ -243,7 +244,7 @@ def _newest(texts: Iterable[str], room: int) -> list[str]:
 
 
 def _shown_message(message: Message) -> _Utterance | None:
-    """The message as the model sees it, without the gateway's remarks; None if nothing is left."""
+    """Returns the message as the model sees it, without the gateway's remarks, or None if nothing is left."""
     by = {"user": "person", "assistant": "agent", "tool": "tool"}.get(message.role, "")
     text = message.text.strip()
     if not by or not text:
@@ -253,7 +254,7 @@ def _shown_message(message: Message) -> _Utterance | None:
 
 
 def _rows_of(db: Db, session: str) -> tuple[MessageRow, ...]:
-    """The newest rows, and the person's last messages even if many tool calls followed."""
+    """Returns the newest rows, and the person's last messages even if they were followed by many tool calls."""
     newest = messages.newest(db, session, limit=ROWS)
     said = messages.newest(db, session, limit=ROWS_SAID, role="user")
     both = {row.id: row for row in (*said, *newest)}.values()

@@ -1,9 +1,9 @@
-"""Memory: notes that agents keep from one conversation to the next, and who may change them.
+"""Memory: the notes that agents keep from one conversation to the next, and the permissions to change them.
 
 Permissions depend on the principal, who is identified by the channel, and never on the content of a message. Notes
-about a person are written in that person's own conversations and by that person. Notes about an agent's work enter the
-prompts of all its users, so they are written only in the owner's conversations and by the owner, who may also see and
-edit everyone's notes. Every note names its author.
+about a person can be written only by that person, or in that person's conversations. Notes about an agent's work become
+part of the prompts of all its users. So they can be written only by the owner, or in the owner's conversations. The
+owner may also see and edit everyone's notes. Every note names its author.
 
 Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing.
 """
@@ -41,7 +41,7 @@ EDIT_HEADER = """\
 
 
 class NoteSubject(Frozen, frozen=True):
-    """The subject of notes: `key` is a principal's id or an agent's name, `name` its display name."""
+    """The subject of notes. `key` is a principal's id or an agent's name, and `name` is the name for display."""
 
     about: About
     key: str
@@ -49,7 +49,8 @@ class NoteSubject(Frozen, frozen=True):
 
 
 class Memory:
-    """The `Notes` service of tools, a `PromptSource`, and the notes as users see and edit them."""
+    """Provides the `Notes` service to tools, notes to prompts (as a `PromptSource`), and the notes that users see and
+    edit."""
 
     name = "memory"
     needs_tools = False
@@ -79,8 +80,8 @@ class Memory:
         return await self.note_store.part(agent, principal)
 
     async def queue_current_notes(self, session: SessionRow) -> None:
-        """Queue the current notes for the next message, if they differ from the session's prompt: earlier notices about
-        changes may no longer be visible to the model."""
+        """Queue the current notes for the next message, if they differ from the notes in the session's prompt. This is
+        needed because earlier notices about changes may no longer be visible to the model."""
         if not session.memory_seen or session.prefix is None:
             return
         frozen = part_of(await self._store.read(sessions.prefix, session.prefix), self.name)
@@ -90,12 +91,12 @@ class Memory:
             await self._store.write(messages.add_notice_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
-        """The number of the first change to announce in a conversation with this agent that begins now; 0 if changes
+        """The number of the first change to announce in a conversation with this agent that begins now, or 0 if changes
         are not announced."""
         return await self._marks.next() if agent in self._agents else 0
 
     def measure(self) -> Iterator[tuple[str, Holding]]:
-        """The open provider, for the ledger."""
+        """Reports the open provider to the ledger."""
         if count := self.note_store.holds:
             yield "process", Holding(count)
 
@@ -147,7 +148,7 @@ class Memory:
         raise ToolFailed(f"There is no note {note} that this conversation may delete.")
 
     async def _author(self, ctx: ToolContext) -> Principal:
-        """The person in the conversation, with their role from the store. An unknown person has no role."""
+        """Returns the person in the conversation, with their role from the store. An unknown person has no role."""
         row = await self._store.read(principals.get, ctx.principal)
         if row is None:
             return Principal(id=ctx.principal, name=ctx.principal)
@@ -163,7 +164,8 @@ class Memory:
     async def subject(
         self, caller: Principal, *, principal: str | None = None, agent: str | None = None
     ) -> NoteSubject:
-        """The subject of the requested notes, if the caller may see them; by default the caller."""
+        """Returns the subject of the requested notes, which is the caller by default. Raises an error if the caller may
+        not see the notes."""
         if agent is not None:
             if principal is not None:
                 raise Refused("Name a principal or an agent, not both.", param="agent")
@@ -188,7 +190,7 @@ class Memory:
         return self._notebook(subject, await self.note_store.listing(subject.about, subject.key))
 
     async def put(self, caller: Principal, subject: NoteSubject, text: str, replaces: int | None = None) -> NoteView:
-        """Add a note of a user or, with `replaces`, change one."""
+        """Add a user's note or, with `replaces`, change an existing note."""
         _check(caller, subject)
         draft = Draft(
             about=subject.about,
@@ -240,7 +242,7 @@ def note_view(note: Note) -> NoteView:
 
 
 def read_lines(text: str) -> list[tuple[int | None, str]]:
-    """The notes of an edited text, each with its number, or None for a new one."""
+    """Returns the notes in an edited text, each with its number, or None for a new note."""
     found: list[tuple[int | None, str]] = []
     for line in text.split("\n"):
         line = line.strip()

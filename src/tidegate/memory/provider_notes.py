@@ -1,9 +1,10 @@
 """Notes of a memory provider, a plug-in that stores them elsewhere.
 
 Every wait for the provider is bounded. A provider that fails or hangs is not called for a while. Users then get an
-error of one sentence, and new conversations begin without its notes, which is stated in their prompt. Its notes are
-bounded and marked as data like the gateway's own, and running conversations are notified of changes made through the
-gateway. The host of plug-ins starts and stops the provider; if it could not be started, this is tried again later.
+error of one sentence, and new conversations begin without the provider's notes, which is stated in their prompt. The
+provider's notes are bounded and marked as data, like the notes in the gateway's store. Running conversations are
+notified of changes made through the gateway. The host of plug-ins starts and stops the provider. If the start fails, it
+is retried later.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,16 +25,16 @@ from tidegate.store import About, SessionRow, Store, notes
 T = TypeVar("T")
 
 WAIT_SECONDS = 5.0
-"""Time limit of one call to a provider: a person is waiting for a conversation to begin."""
+"""Time limit of one call to a provider. It is short because a person may be waiting for a conversation to begin."""
 
 OPEN_SECONDS = 10.0
-"""Time limit for starting it, including the wait for another start in progress."""
+"""Time limit for starting the provider, including the wait for another start in progress."""
 
 REST_SECONDS = 30.0
 """The pause after a failure, so that not every new conversation waits for the provider."""
 
 MOST_NOTES = 1000
-"""The most notes that are accepted from it in one response."""
+"""The most notes that are accepted from the provider in one response."""
 
 log = Log(__name__)
 
@@ -92,8 +93,8 @@ class ProviderNotes:
     async def rewrite(
         self, about: About, whose: str, lines: Sequence[tuple[int | None, str]], seen: str, author: str, by: str
     ) -> list[Note]:
-        """Changes one note after the other, since a provider has no transactions. If it fails in the middle, the
-        failure is reported and earlier changes remain."""
+        """Changes the notes one by one, since a provider has no transactions. If one change fails, the failure is
+        reported and earlier changes remain."""
         present = {note.id: note for note in await self.listing(about, whose)}
         notes.check_seen(((note.id, note.text) for note in present.values()), seen)
         given = notes.check_lines(lines, list(present))
@@ -107,8 +108,9 @@ class ProviderNotes:
         return await self.listing(about, whose)
 
     async def add_extracted(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
-        """Stores extracted notes. Since the provider has a separate store, the effect cannot be committed together with
-        the mark. The keys are stable, so notes that are sent again after a crash are stored only once."""
+        """Stores extracted notes. Since the provider has a separate store, the notes cannot be committed in the same
+        transaction as the mark that they were extracted. The keys are stable, so notes that are sent again after a
+        crash are stored only once."""
         for number, text in enumerate(texts):
             await self.remember(
                 Draft(
@@ -125,7 +127,7 @@ class ProviderNotes:
         return None
 
     def extracted_committed(self, session: SessionRow) -> None:
-        """Nothing to do: sessions were notified when the notes were stored."""
+        """Does nothing, since sessions were notified when the notes were stored."""
 
     def stats(self) -> CacheStats:
         return CacheStats("notes", 0, 1, 0, 0, 0, 0)

@@ -1,9 +1,9 @@
 """Recall: the service behind the tools `context_search`, `context_describe` and `context_expand`.
 
-The principal and the session come only from the context of the call. A conversation can look up its own transcript, and
-those of the same person's other conversations only if the agent's `recall` setting allows it. Everything else is
-reported as not found. Transcripts are never changed. An answer is bounded, quotes messages (`render`), and says how to
-continue.
+The principal and the session come only from the context of the call. A conversation can look up its own transcript. It
+can look up the transcripts of the same person's other conversations only if the agent's `recall` setting allows this.
+Everything else is reported as not found. Transcripts are never changed. A result is bounded, quotes messages
+(`render`), and says how to continue.
 
 Process lifetime. The service holds only a reference to the plug-in index, if one is configured.
 """
@@ -27,25 +27,26 @@ if TYPE_CHECKING:
 
 QUERY_CHARACTERS = 1000
 LIMIT = 50
-"""The most places in one answer."""
+"""The most hits in one result."""
 READ_ROWS = 200
 READ_BYTES = 512 * 1024
-"""Bytes of messages in one read: more than an answer holds."""
+"""The most bytes of messages in one read: more than a result contains."""
 LISTED = 100
-"""Summaries in one answer."""
+"""The most summaries in one result."""
 COUNTED = 20_000
-"""The longest span whose messages are counted; a longer one is described by its first and last place."""
+"""The longest span of positions whose messages are counted. A longer span is described only by its first and last
+position."""
 BEGINNING = 200
-"""Characters of a summary's text in a list."""
+"""The number of characters of a summary's text that a list shows."""
 RESERVE = 512
-"""Bytes of an answer reserved for its last line."""
+"""Bytes of a result that are reserved for its last line."""
 RESERVED_LINES = 8
 LEAST_LINES = 4
-"""The fewest lines of a page that can hold a line of a message."""
+"""The fewest lines of a page that leave room for a line of a message."""
 
 
 class TranscriptSpan(Frozen, frozen=True):
-    """Places of a session to show, the first one from a character on."""
+    """The positions of a session to show. The first message is shown from the character `offset` on."""
 
     session: str
     first: int
@@ -112,7 +113,7 @@ class RecallService:
         return found
 
     def _tree(self, db: Db, session: str, after: int) -> str:
-        """The model's view of the conversation: summaries, then messages."""
+        """Describes the model's view of the conversation: summaries, then messages."""
         page = self._page()
         shown = summaries.shown(db, session)
         last = messages.newest(db, session, limit=1)
@@ -173,7 +174,7 @@ class RecallService:
         return await self._store.read(self._original, wanted, foreign=of != ctx.session)
 
     def _original(self, db: Db, wanted: TranscriptSpan, *, foreign: bool) -> str:
-        """As many of the messages as fit, verbatim."""
+        """Returns as many of the messages as fit, verbatim."""
         end = wanted.first if wanted.last is None else wanted.last
         page = self._page()
         page.add(render.NOTICE)
@@ -200,7 +201,7 @@ class RecallService:
         return page.text()
 
     def _show(self, page: RenderedPage, row: MessageRow, offset: int, *, foreign: bool) -> int | None:
-        """Shows a message, or as much of it as fits. Returns the character reached, or None if it is complete."""
+        """Shows a message, or as much of it as fits. Returns the offset reached, or None if the message is complete."""
         place, total = row.seq or 0, render.length(row.message)
         heading = render.heading(place, row.message, row.at, row.session if foreign else None)
         part = f" · from character {offset} of {total}" if offset else f" · {total} characters"
@@ -214,7 +215,8 @@ class RecallService:
         return reached if reached < total else None
 
     def _page(self) -> RenderedPage:
-        """A page that is short enough to be shown in full; longer answers go to the spool and are shown as excerpts."""
+        """Returns a page that is short enough to be shown in full. Longer results would go to the spool and be shown as
+        excerpts."""
         most, lines = self._spool.excerpt_bytes, self._spool.excerpt_lines
         return RenderedPage(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2, LEAST_LINES))
 
@@ -241,7 +243,7 @@ def _go_on(wanted: TranscriptSpan, place: int, reached: int) -> str:
 
 
 def summary_heading(db: Db, session: str, row: SummaryRow) -> str:
-    """One line that describes a summary and the messages it covers."""
+    """Returns one line that describes a summary and the messages that it covers."""
     first = messages.page(db, session, after=row.first - 1, limit=1)
     last = messages.newest(db, session, before=row.last + 1, limit=1)
     times = f", {render.when(first[0].at)} to {render.when(last[0].at)}" if first and last else ""

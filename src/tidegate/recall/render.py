@@ -1,7 +1,7 @@
 """The display of old messages for a model: quoted, under the gateway's headings.
 
-Every line of a message's text begins with `| `. All other lines are the gateway's own and contain nothing from a
-message except names in plain letters, so no text can imitate a heading, another message or the gateway's own words. A
+Every line of a message's text begins with `| `. All other lines are written by the gateway and contain nothing from a
+message except names in plain letters. So no text can imitate a heading, another message or a text of the gateway. A
 page is bounded in bytes and lines; if it is incomplete, it says where to continue.
 """
 
@@ -18,10 +18,10 @@ AROUND = 120
 SEARCHES = 1000
 """Attempts to find a word that is not part of a longer one."""
 LEAST_ROOM = 16
-"""With fewer bytes left, no new line is started."""
+"""If fewer bytes are left, no new line is started."""
 
 _BREAK = re.compile("\r\n|[\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
-"""All characters that may be taken for a line break."""
+"""All characters that may be interpreted as a line break."""
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -30,7 +30,7 @@ def when(at: float) -> str:
 
 
 def plain(name: str) -> str:
-    """A name as it may appear in a heading, since models choose tool names too."""
+    """Returns a name in a form that is safe in a heading. This is needed because models can make up tool names."""
     return name if _NAME.fullmatch(name) else "?"
 
 
@@ -40,7 +40,7 @@ def heading(place: int, message: Message, at: float, session: str | None = None)
 
 
 def excerpt(text: str, words: Sequence[str]) -> str:
-    """One line of a text, around the first of the words that occurs in it."""
+    """Returns one line with the part of a text around the first of the words that occurs in the text."""
     start = next((found for word in words if (found := _locate(text, word.rstrip("*"))) is not None), None)
     if start is None:
         start = _accented(text, words)
@@ -49,7 +49,7 @@ def excerpt(text: str, words: Sequence[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with single spaces between words and cut to the length of an excerpt."""
+    """Returns the text on one line, with single spaces between words and truncated to the length of an excerpt."""
     return " ".join(text[: 4 * AROUND].split())
 
 
@@ -71,7 +71,7 @@ def _accented(text: str, words: Sequence[str]) -> int:
 
 
 class RenderedPage:
-    """Lines to show, within bounds."""
+    """The lines to show, limited in number and total size."""
 
     def __init__(self, max_bytes: int, max_lines: int) -> None:
         self.lines: list[str] = []  # lint: allow (bounded by `max_lines`; it lives as long as one answer is made)
@@ -109,7 +109,7 @@ class RenderedPage:
 
 
 def parts(message: Message) -> Iterator[tuple[str, str]]:
-    """The parts of a message, each with a heading; its text has none."""
+    """Yields the parts of a message, each with a heading. The heading of the message's text is empty."""
     yield "", message.text
     if message.aside:
         yield "added by the gateway:", message.aside
@@ -124,8 +124,8 @@ def length(message: Message) -> int:
 
 
 def show(page: RenderedPage, message: Message, offset: int = 0) -> int:
-    """Quotes a message, starting at the character `offset`, which counts through all its parts. Returns the offset
-    reached."""
+    """Quotes a message, starting at the character `offset`. Offsets count the characters of all parts of the message.
+    Returns the offset reached."""
     passed = 0
     for label, text in parts(message):
         end = passed + len(text)

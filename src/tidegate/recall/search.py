@@ -1,8 +1,9 @@
-"""A search in earlier messages by words, a regular expression or a plug-in index, and then in the results in the spool.
+"""Search in earlier messages by words, a regular expression or a plug-in index, followed by a search in the tool
+results in the spool.
 
-Only visible messages of the requesting principal are read: none that were undone, and none of the requesting turn. Each
-stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that continues after
-it, so nothing is skipped. Regular expressions run in a child process. Searches share no state.
+Only visible messages of the requesting principal are read. Undone messages and messages of the requesting turn are not.
+Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that continues
+after it, so nothing is skipped. Regular expressions run in a child process. Searches share no state.
 """
 
 import re
@@ -18,14 +19,15 @@ from tidegate.store import Db, Mention, SpooledRow, Store, messages, search, ses
 from tidegate.values import Frozen, Message
 
 PATTERN_SECONDS = 15.0
-"""Time limit of a regular expression over messages, and over results; then the search reports how far it got."""
+"""Time limit for searching messages with a regular expression, and again for searching results. After that, the search
+reports how far it got."""
 TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
-"""Messages that a regular expression is tried on in one child."""
+"""The number of messages to which one child process applies a regular expression."""
 SESSIONS = 5_000
-"""Sessions in which one read looks for messages or results, which takes about ten milliseconds."""
+"""The number of sessions in which one read looks for messages or results. This takes about ten milliseconds."""
 FILES = 50
-"""Results that are searched in one child."""
+"""The number of results that one child process searches."""
 INDEX_AFTER = 1_000
 """The most characters of a plug-in index's cursor."""
 
@@ -37,11 +39,12 @@ _CURSORS = re.compile(
 _LAST_PLACE = 2**60
 _LAST_NUMBER = search.LAST >> search.MESSAGE_BITS
 _RESULTS = f"r{_LAST_NUMBER}.-.0"
-"""Cursor of the last stage."""
+"""The cursor at which the last stage, the search in results, begins."""
 
 
 class SearchRequest(Frozen, frozen=True):
-    """The query, the requesting principal, and the scope: the requesting session `own`, or everywhere."""
+    """The query, the requesting principal, and the scope: only the requesting session `own` or, with `everywhere`, all
+    sessions of the principal."""
 
     principal: str
     own: str
@@ -66,7 +69,7 @@ class ShownHit(Frozen, frozen=True):
 
 
 class SearchStage(Frozen, frozen=True):
-    """The hits of one stage; the cursor to continue from, None if it is complete; and remarks."""
+    """The hits and remarks of one stage. `after` is the cursor to continue from, or None if the stage is complete."""
 
     hits: tuple[ShownHit, ...]
     after: str | None
@@ -274,7 +277,8 @@ def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: S
 def _word_hits(
     db: Db, request: SearchRequest, below: int, limit: int, *, may_wait: bool
 ) -> tuple[list[ShownHit], int | None] | None:
-    """The next hits; None if the index is behind and has to catch up first."""
+    """Returns the next hits, and the entry to continue from. Returns None if the index is behind and has to catch up
+    first."""
     if may_wait and search.is_behind(db, request.turn):
         return None
     words = search.words(db, request.query)
@@ -300,7 +304,8 @@ def _word_hits(
 
 
 def _checked_claims(db: Db, request: SearchRequest, claims: list[tuple[int, int]], after: str) -> list[ShownHit]:
-    """The claimed messages that the principal may see, in order. Each claim has its position in the index's answer."""
+    """Returns the claimed messages that the principal may see, in order. Each claim consists of its position in the
+    index's response and a message id."""
     words = search.words(db, request.query)
     found: list[ShownHit] = []
     for place, number in claims:
@@ -322,7 +327,7 @@ def _may_read(db: Db, request: SearchRequest, session: str) -> bool:
 def _texts(
     db: Db, request: SearchRequest, number: int, place: int
 ) -> tuple[list[tuple[int, int, str, str]], tuple[int, int] | None]:
-    """The next messages (session number, place, heading, text), and where to continue."""
+    """Returns the next messages (session number, position, heading, text), and the place to continue from."""
     found: list[tuple[int, int, str, str]] = []
     size = looked = 0
     walk, following = _walk(db, request, number)
@@ -342,7 +347,7 @@ def _texts(
 
 
 def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
-    """The next sessions to search, starting at `number`, and the number to continue from."""
+    """Returns the next sessions to search, starting at `number`, and the number to continue from."""
     if not request.everywhere:
         return [(number, request.own)], None
     below = search.sessions_below(db, request.principal, number + 1, SESSIONS)
@@ -353,8 +358,8 @@ def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, 
 def _files(
     db: Db, request: SearchRequest, number: int, id: str
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
-    """The next results, starting with the given one, each with its session number; where to continue; and the words.
-    None if the result to start from is gone."""
+    """Returns the next results, starting with the result `id`, each with its session number. Also returns the place to
+    continue from, and the words of the query. Returns None if the result to start from no longer exists."""
     words = () if request.regex else tuple(search.words(db, request.query))
     if not (words or request.regex):
         return [], None, ()

@@ -1,8 +1,8 @@
-"""The plug-in search index, such as a vector index or an external service.
+"""A search index that is a plug-in, such as a vector index or an external service.
 
-Every call to the index has a time limit, and the number of concurrent calls is bounded. Its results are claims, which
-the caller checks against the store. The index receives every message from the store at least once, in order and outside
-of turns. The host of plug-ins starts and stops it.
+Every call to the index has a time limit, and the number of concurrent calls is bounded. Its results are only claims,
+which the caller checks against the store. The index receives every message from the store at least once, in order and
+outside of turns. The host of plug-ins starts and stops it.
 """
 
 import asyncio
@@ -18,24 +18,25 @@ from tidegate.store import SearchableMessage, Store, search
 log = Log(__name__)
 
 SECONDS = 5.0
-"""Time limit for one search, after which the full-text index is used."""
+"""Time limit for one search. If it is exceeded, the full-text index is used instead."""
 ADD_SECONDS = 60.0
 """Time limit for one batch, which may require a call to an external service."""
 AT_ONCE = 8
-"""The most concurrent calls. With this many unanswered, the index is not called again."""
+"""The most concurrent calls. While this many calls are unanswered, the index is not called again."""
 BATCH = 200
 BATCH_CHARACTERS = 1_000_000
-"""Characters of messages in one batch."""
+"""The most characters of messages in one batch."""
 BATCHES = 20
-"""Batches in one run of the timer."""
+"""The most batches in one run of the timer."""
 
 
 class IndexUnanswered(Exception):
-    """The index did not answer. The text says why, as the end of a sentence."""
+    """The index did not return a usable response. The text gives the reason, as the end of a sentence."""
 
 
 class PluginIndex:
-    """The plug-in index, as the search uses it. It is unavailable while the plug-in is not open."""
+    """The interface through which the search uses the plug-in index. The index is unavailable while the plug-in is not
+    open."""
 
     def __init__(self, plugin: Plugin, scope: Scope, store: Store) -> None:
         self.name = plugin.name
@@ -68,7 +69,8 @@ class PluginIndex:
         return found
 
     async def _bounded(self, ask: Callable[[], Any], seconds: float) -> Any:
-        """Runs in a task of the process: a call that does not end when it is cancelled is abandoned."""
+        """Calls the index in a task of the process, with a time limit. A call that does not end when it is cancelled is
+        abandoned."""
         if len(self._calls) >= AT_ONCE:
             raise IndexUnanswered(f"has {AT_ONCE} unanswered calls")
         call = self._scope.start(_caught, ask, name=f"index {self.name}")
@@ -87,8 +89,8 @@ class PluginIndex:
         return found
 
     async def feed(self) -> int:
-        """Sends new messages to the index and returns their number. A batch that it does not accept is sent again
-        later."""
+        """Sends new messages to the index and returns their number. A batch that the index does not accept is sent
+        again later."""
         index: SearchIndex | None = self._plugin.object
         fed = 0
         if not isinstance(index, UpdatableIndex):
@@ -109,8 +111,8 @@ class PluginIndex:
         return fed
 
     async def forget(self, session: str) -> None:
-        """Notifies the index that a session was deleted. If the index fails to remove it, its hits are still not shown,
-        since each is checked."""
+        """Notifies the index that a session was deleted. If the index fails to remove the session, its hits are still
+        not shown, since each hit is checked."""
         index: SearchIndex | None = self._plugin.object
         if isinstance(index, UpdatableIndex):
             try:
@@ -126,7 +128,7 @@ def _message(row: SearchableMessage) -> IndexedMessage:
 
 
 async def _caught(ask: Callable[[], Any]) -> Any:
-    """Returns the failure as a value: it is reported where the call was made, and nowhere else."""
+    """Awaits the call, and returns an error as a value, so that the error is reported only where the call was made."""
     try:
         return await ask()
     except Exception as error:  # any error of the plug-in

@@ -1,9 +1,9 @@
 """Discovery of the skills in an agent's folders.
 
-Unchanged files are not opened: a file is read again only if its size, times or inode have changed, and its text is
-parsed once, however many agents, folders and sessions use it. A skill that cannot be used is left out, with the reason,
-and does not affect others. The same folders always produce the same result. The functions block: call them only in
-worker threads and on the command line. The caches are thread-safe.
+Unchanged files are not opened: a file is read again only if its size, times or inode have changed. Its text is parsed
+once, however many agents, folders and sessions use it. A skill that cannot be used is left out with a reason, and does
+not affect other skills. The same folders always produce the same result. The functions block: call them only in worker
+threads and on the command line. The caches are thread-safe.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from tidegate.workspaces.files import FileStamp, Mount, printable
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")
-"""Folders in which programs of several vendors look for a project's skills. A plain `skills` is not included: in many
-projects it is something else."""
+"""Folders in which programs of several vendors look for a project's skills. A folder named just `skills` is not
+included, since many projects use this name for something else."""
 
 MOST = 500
 """The most skills of one agent: nobody reads a longer list."""
@@ -33,13 +33,13 @@ KNOWN_BYTES = 4 * 1024 * 1024
 """Bounds of the caches, which hold names, descriptions and the like, but no instructions."""
 
 SETTLED = 2.0
-"""A file is identified by its times only this many seconds after its last change: until then, another change within the
-resolution of the clock would go unnoticed."""
+"""The number of seconds after its last change from which a file is identified by its times. Before that, another change
+within the resolution of the clock would go unnoticed."""
 
 
 def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
-    """The folders of an agent's skills, in order of preference: a skill that a session can write never replaces one of
-    yours."""
+    """The folders of an agent's skills, in order of preference. A skill that a session can write never replaces one of
+    the user's own skills."""
     found = [
         SkillFolder(folder=config.home / "skills"),
         *(SkillFolder(folder=config.path(text)) for text in config.skills.folders),
@@ -50,12 +50,12 @@ def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
 
 
 def local_project(config: Config, agent: str) -> Path | None:
-    """An agent's project folder, if it is on this machine."""
+    """Returns an agent's project folder, or None if there is none on this machine."""
     return None if config.workspaces.backend == "ssh" else config.project(agent)
 
 
 class _Candidate(NamedTuple):
-    """A SKILL.md that was found: its skill, or the reason why it cannot be used."""
+    """A SKILL.md that was found, with its skill or the reason why it cannot be used."""
 
     name: str
     place: SkillFolder
@@ -79,8 +79,8 @@ class SkillDiscovery:
         )
 
     def discover(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
-        """The agent's current skills, for a reader who may not trust all of them. Without `narrowed`, the restriction
-        by the agent's settings is ignored."""
+        """Returns the agent's current skills. Skills that the reader should not trust are among those left out. Without
+        `narrowed`, the restriction by the agent's settings is ignored."""
         candidates: list[_Candidate] = []
         left_out: list[RejectedSkill] = []
         for place in skill_folders(self._config, agent):
@@ -119,7 +119,7 @@ class SkillDiscovery:
         return [candidate for candidate in found if candidate is not None]
 
     def _at(self, place: SkillFolder, folder: int, name: str, reader: Reader) -> _Candidate | None:
-        """The candidate with this name, or None."""
+        """Returns the candidate with this name, or None."""
         mark: FileStamp | None = None
         try:
             with file_access.open_skill_folder(place, folder, name) as opened:
@@ -157,14 +157,14 @@ class SkillDiscovery:
 
 
 def unknown_skills(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
-    """The names of configured skills that were not found, usable or not."""
+    """Returns the names of configured skills that were not found, not even as unusable skills."""
     found = {entry.name for entry in skill_set.entries} | {left.path.parent.name for left in skill_set.left_out}
     return [name for name in wanted if name not in found]
 
 
 def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], list[RejectedSkill]]:
-    """One candidate of each name; the first usable one is preferred. A user's own skill excludes a project's skill of
-    the same name even if it cannot be used."""
+    """Chooses one candidate for each name, preferably the first usable one. A user's own skill excludes a project's
+    skill of the same name even if it cannot be used."""
     chosen: dict[str, _Candidate] = {}
     left_out: list[RejectedSkill] = []
     own = {each.name: each for each in reversed(candidates) if each.place.origin == "user"}
@@ -186,7 +186,7 @@ def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], l
 
 
 def _same(one: _Candidate, other: _Candidate) -> bool:
-    """True if both are the same file: one folder is often a link to the other."""
+    """True if both are the same file. This is common, since one folder is often a link to the other."""
     return one.mark is not None and other.mark is not None and one.mark[:2] == other.mark[:2]
 
 

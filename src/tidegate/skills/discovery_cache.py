@@ -1,9 +1,9 @@
 """A cache of discovery results, for new sessions.
 
-For each agent and kind of reader, one discovery runs at a time, in a worker thread, at most once every
-`DISCOVERY_SECONDS`; concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example on
-a dead network share), this is logged and the session begins with the previous result. No second discovery starts until
-the first has returned.
+For each agent and kind of reader, only one discovery runs at a time, and at most one every `DISCOVERY_SECONDS`. It runs
+in a worker thread, and concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example
+on a dead network share), this is logged and the session begins with the previous result. No other discovery starts
+until the hanging one has returned.
 """
 
 import threading
@@ -24,19 +24,21 @@ log = Log(__name__)
 T = TypeVar("T")
 
 DISCOVERY_SECONDS = 2.0
-"""An edit should be found by the time its author has switched to the chat; more frequent discovery has no benefit."""
+"""The minimum interval between two discoveries. An edit should be found by the time its author has switched to the
+chat; more frequent discovery has no benefit."""
 
 PATIENCE = 5.0
-"""Seconds to wait for one discovery; on a local disk it takes milliseconds."""
+"""Seconds to wait for one discovery. On a local disk, a discovery takes milliseconds."""
 
 KEPT = 256
-"""Results that are kept."""
+"""The most results that are kept."""
 
 KEPT_BYTES = 16 * 1024 * 1024
-"""Bytes of these results: each is bounded, and their total rarely reaches a hundredth of this."""
+"""The most bytes of these results. Each result is bounded, and their total rarely reaches a hundredth of this."""
 
 REMEMBERED = 512
-"""Warnings that are remembered: more than an operator would fix. A forgotten one is logged again."""
+"""The most warnings that are remembered: more than an operator would fix. A warning that was forgotten is logged
+again."""
 
 
 class DiscoveryKey(NamedTuple):
@@ -47,8 +49,8 @@ class DiscoveryKey(NamedTuple):
 
 
 class DiscoveryCache(Generic[T]):
-    """`look` runs a discovery and blocks; `nothing` is the result before the first one; `weigh` returns the size of a
-    result in bytes."""
+    """`look` runs a discovery and blocks. `nothing` is the result before the first discovery. `weigh` returns the size
+    of a result in bytes."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class DiscoveryCache(Generic[T]):
 
 
 async def discover(cache: DiscoveryCache[T], agent: str, principal: str, provenance: Provenance | None) -> T:
-    """The result for an agent's session of this principal."""
+    """Returns the result for a session of this principal with the agent."""
     if provenance is None:
         return await cache.of(DiscoveryKey(agent))
     return await provenance.steady(principal, lambda reader: cache.of(DiscoveryKey(agent, reader)))

@@ -2,9 +2,9 @@
 
 An opened file is always below the requested folder, even if something is replaced by a link in the meantime
 (`workspaces.files` resolves agents' own paths in the same way). Only regular files are opened, so that no read waits
-for a pipe, and reads are bounded. `InvalidSkill` means that the file may not be used, `OSError` that the system refused
-access. Every descriptor is closed at the end of its block. The functions block: call them only in worker threads and on
-the command line.
+for a pipe, and reads are bounded. `InvalidSkill` means that the file must not be used, and `OSError` that the system
+refused access. Every descriptor is closed at the end of its block. The functions block: call them only in worker
+threads and on the command line.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from tidegate.workspaces.files import FileStamp, Mount, file_stamp
 from tidegate.workspaces.files.mounts import FolderMissing, ResolvedPath, at, open_file
 
 FOLDERS = 1000
-"""The most folders in a skill folder: each of them is examined."""
+"""The most folders in a skill folder. Each of them is examined."""
 
 DIGEST_BYTES = 1024 * 1024
-"""Bytes of a file that its digest covers. Never more than this is shown of a file at a time."""
+"""The number of bytes of a file that its digest covers. At most this much of a file is shown at a time."""
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -44,8 +44,8 @@ class FoundFile(NamedTuple):
 
 
 class FileContent(NamedTuple):
-    """The beginning of a file, and whether that is all of it; its real path, and the digest of what may be shown of
-    it."""
+    """The beginning of a file, or the complete file if `complete` is True. `path` is its real path, and `digest` covers
+    the part that may be shown."""
 
     data: bytes
     mark: FileStamp
@@ -55,19 +55,20 @@ class FileContent(NamedTuple):
 
 
 def mount(folder: Path) -> Mount:
-    """The folder as a mount that no path leads out of. Links that name it by its path stay inside."""
+    """Returns the folder as a mount that no path can leave. Links that contain the folder's own path stay inside."""
     return Mount(inner=str(folder), folder=folder, writable=False)
 
 
 def mount_of(descriptor: int) -> Mount:
-    """The folder that a descriptor refers to, whatever its name refers to now."""
+    """Returns the folder that a descriptor refers to as a mount, whatever the folder's path refers to now."""
     link = Path(f"/proc/self/fd/{descriptor}")
     return Mount(inner=str(link.readlink()), folder=link, writable=False)
 
 
 @contextmanager
 def resolve(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
-    """Resolves a path in a folder; None if nothing is there. Raises `InvalidSkill` if it leads elsewhere."""
+    """Resolves a path in a folder. Yields None if nothing exists there. Raises `InvalidSkill` if the path leads out of
+    the folder."""
     with ExitStack() as stack:
         try:
             spot = stack.enter_context(at((where,), path))
@@ -81,7 +82,7 @@ def resolve(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
 
 @contextmanager
 def open_folder(where: SkillFolder) -> Iterator[int | None]:
-    """Opens a folder that may contain skills; None if it does not exist."""
+    """Opens a folder that may contain skills. Yields None if it does not exist."""
     if where.project is not None:
         if not where.project.is_dir():
             yield None
@@ -102,7 +103,7 @@ def open_folder(where: SkillFolder) -> Iterator[int | None]:
 
 @contextmanager
 def open_skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[int | None]:
-    """Opens the folder with this name in an open skill folder; None if it does not exist."""
+    """Opens the folder with this name in an open skill folder. Yields None if it does not exist."""
     if where.project is not None:
         with resolve(mount(where.project), f"{where.within}/{name}") as spot:
             yield spot.fd if spot is not None and spot.is_folder else None
@@ -119,7 +120,7 @@ def open_skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[in
 
 
 def folder_names(folder: int) -> list[str]:
-    """The names of folders that could be skills, in order."""
+    """Returns the names of folders that could be skills, in order."""
     reading = os.open(".", _READING, dir_fd=folder)
     found: list[str] = []
     try:
@@ -136,7 +137,7 @@ def folder_names(folder: int) -> list[str]:
 
 
 def find_file(where: Mount, path: str) -> FoundFile | None:
-    """The stamp and real path of a file, without opening it; None if it does not exist."""
+    """Returns the stamp and real path of a file without opening it, or None if it does not exist."""
     with resolve(where, path) as spot:
         if spot is None:
             return None

@@ -19,11 +19,11 @@ from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILES = 5000
-"""The most files. Further files are not trusted, which is reported when one would be used."""
+"""The most files. Further files are not trusted, which is reported when one of them would be used."""
 
 
 def prompt_file_digests(config: Config, folder: Path) -> dict[str, bytes]:
-    """Real paths and digests of the files below a folder."""
+    """Returns the digests of the files below a folder, by real path."""
     below, found = f"{os.path.realpath(folder)}/", dict[str, bytes]()
     for opened in _files(config):
         if opened.path.startswith(below):

@@ -1,9 +1,9 @@
 """The frontmatter of a SKILL.md.
 
-Any input results in a `Skill` or in one sentence that says what to fix, in time bounded by its size. YAML is read as a
-stream of events: every scalar is its literal text. Tags, anchors and aliases are refused, so that no object is
-constructed and nothing is expanded; duplicate keys are refused too. The YAML library is imported with the first file
-that is read.
+Any input results in a `Skill` or in one sentence that says what to fix. The time is bounded by the size of the input.
+YAML is read as a stream of events: every scalar is its literal text. Tags, anchors and aliases are refused, so that no
+object is constructed and nothing is expanded; duplicate keys are refused too. The YAML library is imported when the
+first file is read.
 """
 
 import re
@@ -20,16 +20,16 @@ FILE_BYTES = 256 * 1024
 TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move long parts into files beside it."
 
 HEAD_CHARACTERS = 16 * 1024
-"""The longest frontmatter: the fields with a limit have less than 2,000 characters."""
+"""The longest frontmatter. The fields with a limit have fewer than 2,000 characters in total."""
 
 LONGEST_NAME, LONGEST_DESCRIPTION, LONGEST_COMPATIBILITY = 64, 1024, 500
-"""The limits of the format."""
+"""The limits in characters that the format defines."""
 
 DEEPEST = 16
-"""The most levels of lists and mappings; the format needs two."""
+"""The most nested levels of lists and mappings. The format needs two."""
 
 SHOWN = 80
-"""Characters of a faulty value that a message repeats."""
+"""The most characters of a faulty value that an error message quotes."""
 
 _FENCES = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -42,7 +42,7 @@ class InvalidSkill(Misconfigured):
 
 
 def decoded(data: bytes) -> str:
-    """The text of a SKILL.md."""
+    """Decodes the text of a SKILL.md."""
     if len(data) > FILE_BYTES:
         raise InvalidSkill(TOO_LONG)
     try:
@@ -52,7 +52,7 @@ def decoded(data: bytes) -> str:
 
 
 def body(text: str) -> str:
-    """The text after the frontmatter."""
+    """Returns the text after the frontmatter."""
     found = _FENCES.match(text)
     return text if found is None else text[found.end() :].strip()
 
@@ -108,7 +108,7 @@ def _text(fields: dict[str, Any], key: str, longest: int = HEAD_CHARACTERS) -> s
 
 
 def _metadata(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The entries with a plain text; other forms, used by other programs, are ignored."""
+    """Returns the entries whose value is a plain text. Other forms, which other programs use, are ignored."""
     value = fields.get("metadata", {})
     if value == "":
         return ()
@@ -149,7 +149,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def _complaint(error: Any) -> str:
-    """The library's error with its line; the file's first line is the fence."""
+    """Returns the library's error with its line number in the file, whose first line is the fence."""
     mark = getattr(error, "problem_mark", None)
     where = f" on line {mark.line + 2}" if mark is not None else ""
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
@@ -160,7 +160,7 @@ def _complaint(error: Any) -> str:
 
 
 def _tree(events: Iterable[Any]) -> Tree | None:
-    """The only document of a stream of events; None if there is none. It uses no recursion."""
+    """Returns the only document in a stream of events, or None if there is none. Uses no recursion."""
     found: list[Tree] = []
     outer: list[_Building] = []
     for event in events:

@@ -1,9 +1,9 @@
 """The skills of all agents: listed in the prompts of new sessions, and read by a tool.
 
 An agent has only the skills of its own folders, restricted by its settings. Every call reads the file again, so edits
-take effect immediately. Nothing outside the skill's folder is read, even if the folder contains links, and nothing that
-the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library caches names and
-descriptions within fixed bounds, but no instructions.
+take effect immediately. Files outside the skill's folder are not read, even if the folder contains links. Neither are
+files that the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library caches
+names and descriptions up to a fixed limit, but no instructions.
 """
 
 import os
@@ -35,18 +35,19 @@ T = TypeVar("T")
 TOOLSET = "skills"
 
 FILES_LISTED = 200
-"""The most files that are listed of one skill, besides its SKILL.md."""
+"""The most files of one skill that are listed, not counting its SKILL.md."""
 
 READ_BYTES = 1024 * 1024
-"""The most bytes that are read of one file. A model is shown less of it anyway, and reads the rest from the spool."""
+"""The most bytes of one file that are read. A model sees fewer at a time anyway, and reads the rest from the spool."""
 
 BINARY_WITHIN = 8192
-"""A file with a zero byte among this many first bytes is binary."""
+"""A file is binary if its first bytes, up to this many, contain a zero byte."""
 
 
 class SkillContents(NamedTuple):
-    """The current content of a skill: its instructions, the paths of its other files, whether there are more of them,
-    and the path under which the agent's commands see its folder, if they do."""
+    """The current content of a skill: its instructions, and the paths of its other files. `more` is True if there are
+    further files. `seen` is the path under which the agent's commands see the skill's folder, or empty if they do
+    not."""
 
     skill: Skill
     text: str
@@ -56,7 +57,7 @@ class SkillContents(NamedTuple):
 
 
 class SkillFile(NamedTuple):
-    """A file of a skill; `text` is None if it is binary, and only its beginning unless `complete`."""
+    """A file of a skill. `text` is None if the file is binary, and only its beginning unless `complete` is True."""
 
     text: str | None
     size: int
@@ -87,15 +88,17 @@ class SkillLibrary:
         return (await self.skill_set(agent, principal)).listing
 
     async def skill_set(self, agent: str, principal: str = "") -> SkillSet:
-        """The agent's skills in a session of this principal; empty for an agent without the toolset."""
+        """Returns the agent's skills in a session of this principal. Empty for an agent without the toolset
+        `skills`."""
         return await discover(self._cache, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
 
     async def open(self, entry: SkillEntry, principal: str = "") -> SkillContents:
-        """Reads a skill. Raises `InvalidSkill` if it is no longer one."""
+        """Reads a skill. Raises `InvalidSkill` if it is no longer a valid skill."""
         return await self._read(principal, partial(self._open, entry))
 
     async def file(self, entry: SkillEntry, path: str, principal: str = "") -> SkillFile | None:
-        """Reads a file of a skill; None if it does not exist. Raises `InvalidSkill` if it may not be read."""
+        """Reads a file of a skill. Returns None if the file does not exist. Raises `InvalidSkill` if it must not be
+        read."""
         return await self._read(principal, partial(self._file, entry, path))
 
     async def _read(self, principal: str, read: Callable[[Reader], T]) -> T:
@@ -159,12 +162,12 @@ class SkillLibrary:
 
 
 def _weigh(skill_set: SkillSet) -> int:
-    """The skills themselves are counted by their own cache."""
+    """Estimates the size of a skill set in bytes. The skills themselves are counted by another cache."""
     return 2 * len(skill_set.listing) + 200 * (len(skill_set.entries) + len(skill_set.left_out))
 
 
 def _files(folder: int) -> tuple[tuple[str, ...], bool]:
-    """The paths of the other files of a skill, in order, and whether there are more."""
+    """Returns the paths of the other files of a skill, in order, and True if there are more."""
     found: list[str] = []
     walk = FolderWalk(FileFilter(), recursive=True)
     with closing(walk.steps(folder)) as steps:
@@ -178,7 +181,8 @@ def _files(folder: int) -> tuple[tuple[str, ...], bool]:
 
 
 def _seen(config: Config, entry: SkillEntry, real: Path) -> str:
-    """The path under which the agent's commands see the folder of a skill; empty if they do not."""
+    """Returns the path under which the agent's commands see the folder of a skill, or an empty string if they do
+    not."""
     if entry.place.project is not None:
         return f"{entry.place.within}/{entry.name}"
     if config.workspaces.backend == "local":

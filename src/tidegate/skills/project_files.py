@@ -1,10 +1,10 @@
 """A project's instruction files (`AGENTS.md` and the like) in prompts.
 
 A prompt contains only the files named in the agent's settings, only from its project folder, and at most
-`PROJECT_BYTES` in total. For a truncated file, a note says where the rest is. Each file is shown under its name between
-fences that its content cannot close, so no text in it can pass for the gateway's own. The same files always produce the
-same text. A file that does not exist is left out. So is a file that cannot be used, or that the reader should not trust
-(`workspaces.provenance`), and this is logged once.
+`PROJECT_BYTES` in total. If a file is truncated, a note says where the rest is. Each file is shown under its name
+between fences that its content cannot close, so no text in the file can pass for a text of the gateway. The same files
+always produce the same text. A file that does not exist is left out. A file that cannot be used, or that the reader
+should not trust (`workspaces.provenance`), is also left out, which is logged once.
 """
 
 import re
@@ -25,7 +25,8 @@ from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 log = Log(__name__)
 
 PROJECT_BYTES = 32 * 1024
-"""Bytes of all files together: about 8,000 tokens, which are part of every request of a conversation."""
+"""The most bytes of all files together. These are about 8,000 tokens, which are part of every request of a
+conversation."""
 
 LINE_SHARE = 0.9
 """A truncated last line is dropped only if at least this share of the text is left."""
@@ -98,7 +99,7 @@ def _weigh(text: str) -> int:
 
 
 def _text(found: file_access.FileContent) -> str:
-    """The part that is shown: complete lines, if it is not the complete file."""
+    """Returns the part of a file that is shown. If it is not the complete file, it consists of complete lines."""
     if b"\0" in found.data:
         raise InvalidSkill("it is not text; name another file in project_files.")
     data = found.data if found.complete else _to_a_line_end(found.data)
@@ -111,7 +112,7 @@ def _text(found: file_access.FileContent) -> str:
 
 
 def _to_a_line_end(data: bytes) -> bytes:
-    """Drops the truncated last line, unless it is a long one."""
+    """Removes the truncated last line, unless it is long."""
     end = data.rfind(b"\n") + 1
     return data[:end] if end > LINE_SHARE * len(data) else data
 

@@ -1,7 +1,7 @@
 """Skills as immutable values, and their list in prompts.
 
-A `Skill` is the content of a file, wherever it is. A `SkillFolder` is a folder that is searched, and says how far links
-may lead. A `SkillSet` is the result of one discovery for one agent.
+A `Skill` is the content of a file, wherever it is. A `SkillFolder` is a folder that is searched for skills, and defines
+how far links may lead. A `SkillSet` is the result of one discovery for one agent.
 
 The same skills always produce the same list, of at most `LISTED_BYTES`, in the order of their names. Each skill has one
 line, from which its description cannot break out. The list says how many skills did not fit and how to find them.
@@ -17,7 +17,8 @@ from tidegate.workspaces.files import printable
 FILE = "SKILL.md"
 
 LISTED_BYTES = 16 * 1024
-"""About 4,000 tokens, which are part of every request of a conversation: some sixty skills of usual length."""
+"""The largest list of skills, with about 4,000 tokens, which are part of every request of a conversation. It has space
+for some sixty skills of usual length."""
 
 HEADING = (
     "# Skills\n\n"
@@ -29,7 +30,7 @@ _REST = "\n{count} more are not listed here: `skill` without a name lists all."
 
 
 class Skill(Frozen, frozen=True):
-    """The frontmatter of a SKILL.md. `tools` are the tools that its author expects; they grant nothing."""
+    """The frontmatter of a SKILL.md. `tools` are the tools that its author expects. They grant no permissions."""
 
     name: str
     description: str
@@ -40,8 +41,9 @@ class Skill(Frozen, frozen=True):
 
 
 class SkillFolder(Frozen, frozen=True):
-    """A folder that may contain skills, each in a folder of its name. A project's skill folder is `within` the
-    `project`, and no link leads out of the project; the user's own may contain links to anywhere."""
+    """A folder that may contain skills, each in a folder of its name. A project's skill folder is at the path `within`
+    in the folder `project`, and links must not lead out of the project. The user's own skill folders may contain links
+    to anywhere."""
 
     folder: Path
     project: Path | None = None
@@ -68,8 +70,8 @@ class SkillEntry(Frozen, frozen=True):
 
 
 class RejectedSkill(Frozen, frozen=True):
-    """A skill that was found and is not used, and the reason as the rest of a sentence. `covered` says that it is
-    valid, but another one of its name takes precedence."""
+    """A skill that was found but is not used, with the reason as the rest of a sentence. If `covered` is True, the
+    skill is valid, but another skill of the same name takes precedence."""
 
     path: Path
     why: str
@@ -85,7 +87,8 @@ class RejectedSkill(Frozen, frozen=True):
 
 
 class SkillSet(Frozen, frozen=True):
-    """The skills of one agent, in the order of names, and those left out. `listing` is the text for its prompts."""
+    """The skills of one agent, in the order of their names, and the skills that were left out. `listing` is the text
+    for its prompts."""
 
     entries: tuple[SkillEntry, ...] = ()
     left_out: tuple[RejectedSkill, ...] = ()
@@ -100,7 +103,7 @@ def listing_line(entry: SkillEntry) -> str:
 
 
 def listing(entries: Sequence[SkillEntry]) -> str:
-    """The list of skills for a prompt; empty if there are none."""
+    """Returns the list of skills for a prompt, or an empty string if there are none."""
     if not entries:
         return ""
     space = LISTED_BYTES - len(HEADING.encode()) - len(_REST.encode()) - 10

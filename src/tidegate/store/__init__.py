@@ -2,7 +2,7 @@
 
 A write is on disk before it is acknowledged, and survives the death of the process (with `durability = "power"`, of the
 machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, one module
-per noun; no other code accesses the tables.
+per kind of row. No other code accesses the tables.
 """
 
 from tidegate.store import maintenance

@@ -2,10 +2,10 @@
 
 `write` returns when the function's changes are committed; the function completes even if its caller is cancelled.
 `read` sees one consistent snapshot that includes every write acknowledged before it. Functions run in another thread
-and may use the connection until they return. They use nothing but the connection and their arguments, and neither begin
-nor commit a transaction. A function may run more than once: a write if a full disk rolled back its whole group, a read
-if its snapshot kept the log from being emptied. The store owns its threads and connections. No other process may open
-the file while the store has it open.
+and may use the connection until they return. They must use only the connection and their arguments, and must not begin
+or commit a transaction. A function may run more than once: a write runs again if a full disk rolled back its whole
+group, and a read if its snapshot kept the log from being emptied. The store owns its threads and connections. No other
+process may open the file while the store has it open.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 CLOSE_SECONDS = 8.0
-"""How long closing waits for reads, and for queued writes; a disk that hangs longer must not block the shutdown."""
+"""Seconds that closing waits for reads, and for queued writes. A disk that hangs longer must not block the shutdown."""
 CHECK_SECONDS = 120.0
-"""How long the check of one table may hold its snapshot."""
+"""Seconds for which the check of one table may hold its snapshot."""
 log = Log("tidegate.store")
 
 
@@ -62,14 +62,14 @@ class StoreStats(Frozen, frozen=True):
     reads_refused: int
     reads_interrupted: int
     reads_repeated: int
-    """Attempts that were interrupted to empty the log, and repeated."""
+    """The number of read attempts that were interrupted to empty the log, and then repeated."""
     connections: int
     checkpoints: int
     wal_bytes: int
     wal_peak: int
     wal_overruns: int
     memory: int
-    """Bytes that SQLite itself holds: page caches, statements, sort buffers."""
+    """Bytes of memory that SQLite itself has allocated: page caches, statements, sort buffers."""
 
 
 class Store:
@@ -113,8 +113,8 @@ class Store:
         queue: int = 4096,
         fault: Fault | None = None,
     ) -> AsyncIterator["Store"]:
-        """Opens the store. At most `queue` writes and `queue` reads may wait; further ones are refused with
-        `StoreBusy`. `fault` is for tests: it is called as fault(point, names of the group's functions) at before-write,
+        """Opens the store. At most `queue` writes and `queue` reads may wait; further calls raise `StoreBusy`. `fault`
+        is for tests: it is called as fault(point, names of the group's functions) at the points before-write,
         before-commit and after-commit."""
         store = cls(
             path,
@@ -152,8 +152,8 @@ class Store:
 
     async def integrity(self) -> list[str]:
         """Runs the full check and returns the problems found. It works table by table, so that no snapshot is held for
-        long. A table that could not be checked in time is logged and left out. The result stays a problem of the store
-        until a later check passes. Checks run one at a time, so that reads always have a connection."""
+        long. A table that could not be checked in time is logged and left out. Problems that were found remain listed
+        in `problems` until a later check passes. Checks run one at a time, so that reads always have a connection."""
         async with self._checking:
             self._writer.files.touched = False
             found, complete = await self._check()
@@ -194,12 +194,13 @@ class Store:
 
     @property
     def note(self) -> str | None:
-        """A note for the operator about the state of the file at start, if there is anything to report."""
+        """A note for the operator about the state of the file at startup, or None if there is nothing to report."""
         return self._writer.note
 
     @property
     def lost(self) -> str | None:
-        """The reason and what to do, if the path no longer refers to the open file and nothing more is accepted."""
+        """A text with the reason and what to do, if the path no longer refers to the open file; nothing more is
+        accepted then."""
         problem = self._problems.by_kind.get("lost")
         return None if problem is None else problem.text
 

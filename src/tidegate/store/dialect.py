@@ -1,7 +1,7 @@
-"""The SQL that differs between databases, as SQLite writes it.
+"""The SQL fragments that differ between databases, in SQLite's dialect.
 
-All other statements in `tables/` are written in the common subset of SQLite and PostgreSQL. A second database would
-have a module with the same names.
+All other statements in `tables/` are written in the common subset of SQLite and PostgreSQL. Support for a second
+database would need a module with the same names.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ ID_LIST = "(SELECT value FROM json_each(?))"
 
 
 def id_list(ids: Sequence[str]) -> str:
-    """The value of the parameter in `ID_LIST`."""
+    """Returns the parameter for `ID_LIST`."""
     return msgspec.json.encode(tuple(ids)).decode()
 
 
@@ -27,7 +27,7 @@ def id_list(ids: Sequence[str]) -> str:
 
 
 def hour_key(column: str) -> str:
-    """The UTC hour of a Unix time, as `2026-01-31 09:00`."""
+    """An expression for the UTC hour of a Unix time, as `2026-01-31 09:00`."""
     return f"strftime('%Y-%m-%d %H:00', {column}, 'unixepoch')"
 
 
@@ -40,7 +40,7 @@ def month_key(column: str) -> str:
 
 
 def byte_length(column: str) -> str:
-    """The length of a text in bytes of UTF-8."""
+    """An expression for the length of a text in bytes of UTF-8."""
     return f"length(CAST({column} AS BLOB))"
 
 
@@ -49,7 +49,8 @@ def byte_length(column: str) -> str:
 JOIN_IN_ORDER = "CROSS JOIN"
 """A join whose tables are read in the order in which they are written."""
 BY_PRIMARY_KEY = "NOT INDEXED"
-"""After a table's name: its rows are read in the order of the primary key, not by another index."""
+"""Placed after a table's name, it makes the database read the rows in the order of the primary key, not by another
+index."""
 
 # -- full-text search --
 #
@@ -60,17 +61,17 @@ FIND_ENTRIES = (
     "SELECT rowid AS entry FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ?"
     " ORDER BY rowid DESC LIMIT ?"
 )
-"""Entries from the second to before the third parameter that match the first one, the highest first. Only as much of
-the index is read as is needed, and nothing is sorted."""
+"""Selects the entries that match the first parameter and whose numbers are at least the second and below the third, the
+highest first. Only as much of the index is read as is needed, and nothing is sorted."""
 
 
 def delete_entries(numbers: str) -> str:
-    """Deletes the entries whose numbers this subquery selects."""
+    """A statement that deletes the entries whose numbers the subquery selects."""
     return f"DELETE FROM messages_text WHERE rowid IN ({numbers})"
 
 
 def match_words(words: Sequence[str]) -> str:
-    """The query for entries that contain all these words; a word that ends in * is a prefix."""
+    """Returns the query for entries that contain all these words. A word that ends in * is a prefix."""
     return " ".join(f'"{word[:-1]}"*' if word.endswith("*") else f'"{word}"' for word in words)
 
 
@@ -97,6 +98,6 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 
 def return_free_pages(db: Db, pages: int) -> int:
-    """Gives up to `pages` free pages back to the disk. Returns the number of pages that are still free."""
+    """Returns up to `pages` free pages to the file system. Returns the number of pages that are still free."""
     db.execute(f"PRAGMA incremental_vacuum({int(pages)})").fetchall()
     return int(db.execute("PRAGMA freelist_count").get)

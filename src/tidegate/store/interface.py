@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 Lockable = Literal["session", "turn", "approval", "process"]
-"""The kinds of ids by which a session can be locked: its own, or that of something that belongs to it."""
+"""The kinds of ids by which a session can be locked: the session's id, or the id of a turn, approval or process of the
+session."""
 
 
 class ConstraintError(Exception):
@@ -17,12 +18,12 @@ class ConstraintError(Exception):
 
 
 class Rows(Protocol):
-    """The result of a statement, to be read once and completely, since a database may fetch all rows before it returns
-    the first. If a loop can stop early, its statement should have a LIMIT."""
+    """The result of a statement. Read it once and completely, since a database may fetch all rows before it returns the
+    first. If a loop can stop early, its statement should have a LIMIT."""
 
     @property
     def get(self) -> Any:
-        """The only row, or its value if it has one column; None if there is no row."""
+        """The only row, or just the value if the row has one column; None if there is no row."""
 
     def fetchall(self) -> list[Any]: ...
 
@@ -30,23 +31,25 @@ class Rows(Protocol):
 
 
 class Db(Protocol):
-    """The argument of functions that run in the store; valid for the length of that call."""
+    """The connection that functions in the store receive as their first argument. It is valid until the function
+    returns."""
 
     def execute(self, sql: str, values: Sequence[Any] = ..., /) -> Rows: ...
 
     def insert_unique(self, sql: str, values: Sequence[Any], /) -> Rows:
-        """Like `execute`, for a statement that may violate a constraint: it is then undone, and ConstraintError is
-        raised."""
+        """Like `execute`, for a statement that may violate a constraint. The statement is then undone, and
+        ConstraintError is raised."""
 
     def executemany(self, sql: str, values: Iterable[Sequence[Any]], /) -> object:
-        """Runs one statement with each of these values. It returns no rows."""
+        """Runs one statement once for each of these tuples of values. The statement must return no rows."""
 
     def batch(self, statements: Iterable[tuple[str, Sequence[Any]]], /) -> None:
-        """Runs several statements in order whose results are not needed: one round trip to a database server."""
+        """Runs several statements in order and discards their results. With a database server this takes one round
+        trip."""
 
     def changes(self) -> int:
         """The number of rows changed by the last `execute`."""
 
     def lock(self, kind: Lockable, key: str, /) -> None:
         """Locks a session until the end of the transaction, against other processes that write to the same database.
-        Called first by every function that changes a session's rows. Does nothing if the database has one writer."""
+        Every function that changes a session's rows calls this first. Does nothing if the database has one writer."""

@@ -1,4 +1,4 @@
-"""Upkeep of the file, run by the maintenance timer in small pieces.
+"""Maintenance of the file, run in small pieces by the maintenance timer.
 
 Each write does a bounded amount of work, so that no turn's write waits long behind it; searches run on a reader. All
 work here can be interrupted and started again.
@@ -13,9 +13,9 @@ from tidegate.store.sqlite.writer import outside
 from tidegate.store.tables import principals, sessions, settings
 
 FORGET_KEYS = 86400.0
-"""Seconds for which a code or cookie that no longer works stays known."""
+"""Seconds for which a code or cookie that no longer works is still stored."""
 BATCH = 500
-"""Rows that one write removes: some milliseconds, which a turn's write may have to wait."""
+"""Rows that one write removes. This takes some milliseconds, for which a turn's write may have to wait."""
 BATCHES = 200
 """Batches of one kind in one run: far more than a run every few minutes needs, but finite."""
 
@@ -36,11 +36,11 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 @outside
 def check_path(db: Db) -> None:
-    """An empty write, before which the writer checks, as always, that the file is still in its place."""
+    """Submits an empty write. As before every write, the writer checks that the path still leads to the open file."""
 
 
 def vacuum(db: Db, pages: int) -> int:
-    """Gives up to `pages` free pages back to the disk. Returns the number of pages that are still free."""
+    """Returns up to `pages` free pages to the file system. Returns the number of pages that are still free."""
     return dialect.return_free_pages(db, pages)
 
 
@@ -68,8 +68,8 @@ async def tidy(store: MaintainedStore, now: float) -> int:
 
 
 async def delete_session(store: MaintainedStore, id: str) -> bool:
-    """Deletes an ended session, its transcript first, in writes of at most `BATCH` rows. After a crash on the way the
-    session is still there, ended, and its deletion is started again."""
+    """Deletes an ended session, its transcript first, in writes of at most `BATCH` rows. If a crash interrupts this,
+    the session still exists as ended, and its deletion is started again."""
     while await store.write(sessions.delete_messages, id, BATCH) == BATCH:
         pass  # each batch leaves fewer
     gone: bool = await store.write(sessions.delete, id)
@@ -87,7 +87,7 @@ def forget_intents(db: Db, limit: int) -> int:
 
 
 def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes], bytes | None]:
-    """The prompts among the next `limit` that no session uses, and where to continue."""
+    """Returns the prompts among the next `limit` that no session uses, and the position to continue from."""
     rows: list[Any] = db.execute(
         "SELECT id, EXISTS(SELECT 1 FROM sessions WHERE sessions.prefix = prefixes.id) FROM prefixes WHERE id > ?"
         " ORDER BY id LIMIT ?",
@@ -97,12 +97,12 @@ def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes
 
 
 def drop_prompts(db: Db, ids: Sequence[bytes]) -> int:
-    """Removes these prompts, except those that a session uses by now. Returns the number removed."""
+    """Removes these prompts, except those that a session uses in the meantime. Returns the number removed."""
     return sum(sessions.drop_unused_prefix(db, id) for id in ids)
 
 
 def probe(db: Db, now: float) -> None:
-    """The smallest possible write, to check that writing works."""
+    """Performs the smallest possible write, to check that writing works."""
     db.execute(
         "INSERT INTO meta(key, value) VALUES('probed', ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
         (int(now),),

@@ -1,8 +1,8 @@
 """The schema of the store, as a series of migrations.
 
-Each function is applied to a file exactly once, in this order, each in one transaction with the increase of
-`user_version`. A released migration is never edited; a later one corrects it. A file whose version is above `CURRENT`
-was written by a newer program and is not opened.
+Each function is applied to a file exactly once, in this order, in one transaction that also increases `user_version`. A
+released migration is never edited; a later one corrects it. A file whose version is above `CURRENT` was written by a
+newer program and is not opened.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 APPLICATION_ID = 0x54494447
-"""Bytes 68-71 of the file, which mark it as ours ("TIDG")."""
+"""Bytes 68-71 of the file, which identify it as a Tidegate store ("TIDG")."""
 
 
 def v1_first_schema(db: apsw.Connection) -> None:
@@ -22,7 +22,8 @@ def v1_first_schema(db: apsw.Connection) -> None:
 
 
 def v2_agent_resources(db: apsw.Connection) -> None:
-    """Approvals get their step, their summary and the right to answer; processes, workspaces and the spool get rows."""
+    """Approvals record their step, their summary and who may answer. Processes, workspaces and spooled files get
+    tables."""
     for statement in _V2:
         db.execute(statement)
 
@@ -56,7 +57,7 @@ def v3_prompts_stored_once(db: apsw.Connection) -> None:
 
 def v4_process_channels(db: apsw.Connection) -> None:
     """A process records the channel of the turn that started it, and the turn that reports its end uses this channel.
-    Before, such turns had a channel of their own. The size of a folder in the trash is measured once."""
+    Previously, such turns had a separate channel. The size of a folder in the trash is measured once."""
     for statement in _V4:
         db.execute(statement)
 
@@ -82,7 +83,7 @@ def v7_intent_effects(db: apsw.Connection) -> None:
 
 
 def v8_caller_tools(db: apsw.Connection) -> None:
-    """A session's prefix may be frozen with tools that its caller runs."""
+    """A session's frozen prefix may contain tools that its caller runs."""
     db.execute("ALTER TABLE sessions ADD COLUMN caller_tools BLOB NOT NULL DEFAULT x''")
 
 
@@ -93,22 +94,23 @@ def v9_roles_and_audit(db: apsw.Connection) -> None:
 
 
 def v10_append_only_audit(db: apsw.Connection) -> None:
-    """A row of the audit log always gets the next number: REPLACE would remove a row without firing a trigger."""
+    """A row of the audit log always gets the next number, since REPLACE would remove a row without firing a trigger."""
     db.execute(_V10)
 
 
 def v11_receipt_tools(db: apsw.Connection) -> None:
-    """A receipt stores what its response said about the caller's tools, so that a replay says the same."""
+    """A receipt stores what its response contained about the caller's tools, so that a replayed response is
+    identical."""
     db.execute("ALTER TABLE receipts ADD COLUMN tools BLOB")
 
 
 def v12_turn_fence(db: apsw.Connection) -> None:
-    """A turn counts how often it was taken, so that an earlier attempt can no longer write to it."""
+    """A turn counts how often it was taken, so that an earlier attempt can no longer write to the turn."""
     db.execute("ALTER TABLE turns ADD COLUMN fence INTEGER NOT NULL DEFAULT 0")
 
 
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
-    """The session's existing prefix, if it ends with `extra`; otherwise a new prefix that does."""
+    """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
     parts = {} if body is None else msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     prompt = msgspec.json.decode(parts["prompt"], type=str) if "prompt" in parts else ""
@@ -143,7 +145,7 @@ def version(db: apsw.Connection) -> int:
 
 
 def migrate(db: apsw.Connection) -> None:
-    """Migrates the file to `CURRENT`. The caller has made sure that it is not newer."""
+    """Migrates the file to `CURRENT`. The caller has checked that the file is not newer."""
     for number, step in enumerate(MIGRATIONS, start=1):
         if number <= version(db):
             continue

@@ -2,7 +2,7 @@
 
 A stored message is read back equal, whatever its text contains. Text that has no UTF-8 form (a lone surrogate) is
 refused before it reaches a row. A body is compressed only if it is long and compression saves space. Rows are plain
-values: they own nothing and refer to no connection.
+values: they own no resources and hold no reference to a connection.
 """
 
 import zlib
@@ -15,11 +15,11 @@ from tidegate.security import UserRole
 from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, ToolsNote, TurnState, Usage
 
 PACK_ABOVE = 1024
-"""Bytes. Below this, compression costs more than it saves."""
+"""In bytes. Compressing a shorter body costs more than it saves."""
 PACK_LEVEL = 1
 """Level 1 already gives most of zlib's gain on text, in a third of the default's time."""
 LISTED = 200
-"""The default length of a list: what a page shows, and some milliseconds at most."""
+"""The default length of a list: as many rows as a page shows, read in some milliseconds at most."""
 
 SessionKind = Literal["named", "ephemeral"]
 ApprovalKind = Literal["approval", "question"]
@@ -34,11 +34,12 @@ KeyKind = Literal["key", "code", "cookie"]
 AuditKind = Literal["sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting"]
 SummaryState = Literal["prepared", "applied"]
 SummaryHow = Literal["model", "terse", "cut"]
-"""The way a summary was made: by a model, by a model that was asked to be brief, or without a model as a list."""
+"""How a summary was made: by a model, by a model with the instruction to be brief, or as a list without a model."""
 ElisionKind = Literal["payload", "text", "media"]
 About = Literal["person", "agent"]
 Origin = Literal["tool", "person", "end"]
-"""The author of a note: an agent in a conversation, a person, or the model step at a conversation's end."""
+"""The origin of a note: an agent's tool call in a conversation, a person, or the model call at the end of a
+conversation."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -46,10 +47,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class SessionRow(Row, frozen=True):
-    """`prefix` is the identity of the frozen prompt and tools. The session's own part of the prompt is its last
-    `extra_length` characters, identified by their digest. `encoder` is the version of the wire format of its last
-    request. `memory_seen` is the first change of notes that the session does not know, 0 if its agent has no
-    memory. `caller_tools` is the digest of the caller tools in its prefix, empty if there are none."""
+    """`prefix` identifies the frozen prompt and tools. The last `extra_length` characters of the prompt are specific to
+    the session, and their digest is stored. `encoder` is the version of the wire format of the session's last request.
+    `memory_seen` is the number of the first change of notes that the session has not seen, or 0 if its agent has no
+    memory. `caller_tools` is the digest of the caller tools in the prefix, or empty if there are none."""
 
     id: str
     principal: str
@@ -74,7 +75,7 @@ class SessionRow(Row, frozen=True):
 
 class ParentTurn(Row, frozen=True):
     """The origin of a delegated turn: the delegating turn, the delegation depth, the session of the outermost turn (the
-    conversation that the task is part of), and the job of all of them."""
+    conversation that the task is part of), and the job that all these turns belong to."""
 
     turn: str
     depth: int
@@ -83,8 +84,9 @@ class ParentTurn(Row, frozen=True):
 
 
 class TurnRow(Row, frozen=True):
-    """`usage` is the turn's usage; while it runs, the usage of its finished tasks. `within` is the turn that delegated
-    it, `conversation` the session of the outermost turn; both are None for a turn that was not delegated."""
+    """`usage` is the turn's usage or, while the turn runs, the usage of its finished tasks. `within` is the turn that
+    delegated this one, and `conversation` is the session of the outermost turn. Both are None for a turn that was not
+    delegated."""
 
     id: str
     session: str
@@ -106,7 +108,7 @@ class TurnRow(Row, frozen=True):
     depth: int = 0
     conversation: str | None = None
     fence: int = 0
-    """Raised whenever the turn is taken. An attempt may write only while it is the same as when it took the turn."""
+    """Raised whenever the turn is taken. An attempt may write only as long as the fence has not been raised again."""
 
     @property
     def payer(self) -> str:
@@ -126,7 +128,7 @@ class MessageRow(Row, frozen=True):
 
 
 class IntentRow(Row, frozen=True):
-    """`repeatable` is None in a row of an older format: then the current tool decides."""
+    """`repeatable` is None in a row of an older format. The current definition of the tool then decides."""
 
     tool: str
     read_only: bool
@@ -157,8 +159,8 @@ class SettingRow(Row, frozen=True):
 
 
 class ApprovalRow(Row, frozen=True):
-    """A request for approval, or a question. `digest` identifies the exact action, `summary` is shown to the person.
-    `may_answer` is the id of a principal or `role:<role>`."""
+    """A request for approval, or a question. `digest` identifies the exact action, and `summary` is shown to the
+    person. `may_answer` is the id of a principal or `role:<role>`."""
 
     id: str
     session: str
@@ -179,8 +181,8 @@ class ApprovalRow(Row, frozen=True):
 
 
 class SummaryRow(Row, frozen=True):
-    """Covers the positions `first` to `last`: messages at level 0, summaries of a lower level at higher levels.
-    `parent` is the number of the summary that covers it; `how` says how it was made."""
+    """A summary of the positions `first` to `last`. At level 0 it covers messages, at higher levels summaries of a
+    lower level. `parent` is the number of the summary that covers this one; `how` says how this summary was made."""
 
     number: int
     level: int
@@ -196,7 +198,7 @@ class SummaryRow(Row, frozen=True):
 
 class ElisionRow(Row, frozen=True):
     """In the positions `first` to `last`, results longer than `characters` (`payload`), all long text (`text`) or all
-    pictures and sounds (`media`) are shown as excerpts."""
+    pictures and audio (`media`) are shown as excerpts."""
 
     first: int
     last: int
@@ -220,8 +222,9 @@ class NoteRow(Row, frozen=True):
 
 
 class NewApproval(Frozen, frozen=True):
-    """A request that a step makes. `digest` is `approvals.action_digest` of the exact action. `may_answer` is the id of
-    a principal or `role:<role>`; None stands for the session's owner. Only a question has choices."""
+    """A request for approval, or a question, that a step puts to a person. `digest` is `approvals.action_digest` of the
+    exact action. `may_answer` is the id of a principal or `role:<role>`; None means the session's owner. Only questions
+    have choices."""
 
     kind: ApprovalKind
     tool: str
@@ -232,18 +235,19 @@ class NewApproval(Frozen, frozen=True):
 
 
 class ApprovalAnswer(Row, frozen=True):
-    """The effect of an answer. `counted`: it was accepted. `repeated`: this principal gave the same answer before.
-    `closed`: somebody else answered first, or the request was cancelled. `expired`: it came too late. `unknown`: there
-    is no request with this id that the principal may answer. `row` is the current row."""
+    """The effect of an answer. `counted`: the answer was accepted. `repeated`: this principal has already given the
+    same answer. `closed`: somebody else answered first, or the request was cancelled. `expired`: the answer came too
+    late. `unknown`: there is no request with this id that the principal may answer. `row` is the current row."""
 
     how: Literal["counted", "repeated", "closed", "expired", "unknown"]
     row: ApprovalRow | None
 
 
 class ProcessRow(Row, frozen=True):
-    """A background process of a session. `pid` and `start_ticks` (its start time in kernel ticks) are set once it runs,
-    and identify it only together. `log` is the name of its output in the spool; `channel` is that of the turn that
-    started it, empty if unknown. `end_reported` is True if the agent has been informed of its end."""
+    """A background process of a session. `pid` and `start_ticks` (its start time in kernel ticks) are set once the
+    process runs; only the pair identifies the process. `log` is the name of its output in the spool. `channel` is the
+    channel of the turn that started the process, or empty if unknown. `end_reported` is True if the agent has been
+    informed of its end."""
 
     id: str
     session: str
@@ -264,7 +268,7 @@ class ProcessRow(Row, frozen=True):
 
 
 class WorkspaceRow(Row, frozen=True):
-    """A session's folder. `project` says that the folder is the user's own: it is never moved or removed."""
+    """A session's folder. If `project` is True, the folder is the user's own and is never moved or removed."""
 
     session: str
     backend: str
@@ -275,7 +279,7 @@ class WorkspaceRow(Row, frozen=True):
 
 
 class SpooledRow(Row, frozen=True):
-    """A result, picture or sound whose content is in the spool."""
+    """A tool result, picture or audio file whose content is in the spool."""
 
     id: str
     session: str
@@ -313,7 +317,7 @@ class PrincipalRow(Row, frozen=True):
 
 
 class KeyRow(Row, frozen=True):
-    """A key without its digest, so that the credential cannot be verified or reconstructed from it."""
+    """A key without its digest, so that the credential cannot be verified or reconstructed from this row."""
 
     id: str
     principal: str
@@ -341,7 +345,8 @@ class AuditRow(Row, frozen=True):
 
 class UsageTotal(Row, frozen=True):
     """Sums of `calls` model calls under one key; `name` is the key's display name if it has one. `cost` is in
-    billionths of a dollar. `estimated` is the number of calls whose tokens their provider did not count."""
+    billionths of a dollar. `estimated` is the number of calls whose tokens were estimated because the provider did not
+    report them."""
 
     key: str
     name: str
@@ -373,7 +378,7 @@ _EMPTY_CALL_BYTES = _encode(_EMPTY_CALL)
 
 
 def encode(value: object) -> bytes:
-    """The JSON form of a value. Refuses text that has no UTF-8 form."""
+    """Encodes a value as JSON. Refuses text that has no UTF-8 form."""
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -381,7 +386,7 @@ def encode(value: object) -> bytes:
 
 
 def compress(body: bytes) -> tuple[bytes, int]:
-    """The bytes to store, and whether they are compressed."""
+    """Returns the bytes to store, and 1 if they are compressed, otherwise 0."""
     if len(body) > PACK_ABOVE:
         packed = zlib.compress(body, PACK_LEVEL)
         if len(packed) < len(body):
@@ -394,7 +399,7 @@ def decompress(body: bytes, packed: int) -> bytes:
 
 
 def pack(message: Message) -> tuple[bytes, int]:
-    """The body of a message row, and whether it is compressed."""
+    """Returns the body of a message row, and 1 if it is compressed, otherwise 0."""
     return compress(encode(message))
 
 

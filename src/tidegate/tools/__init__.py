@@ -1,8 +1,8 @@
 """Tools: the actions that agents can perform, as immutable values.
 
 The tools offered to a model have unique names and a fixed order. No caller can change the tools of another caller. A
-tool gets the identity of its caller only from its context argument. Code that shows a tool's output bounds it
-(`bound_text`) and reports what was left out.
+tool gets the identity of its caller only from its context argument. Code that shows a tool's output truncates it with
+`bound_text` and reports the omission.
 
 `builtin/` contains the toolsets that come with the gateway; others are plug-ins (`tidegate.plugins`).
 """

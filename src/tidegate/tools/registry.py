@@ -16,11 +16,12 @@ from tidegate.tools.tool import Tool
 from tidegate.tools.toolset import Toolset
 
 MOST_RESOLVED = 8
-"""Agents share few combinations of toolsets, and composing one is cheap."""
+"""The most composed toolsets that are cached. Agents use few different combinations of toolsets, and composing one is
+cheap."""
 
 
 OUTPUT_TOOLSET = "output"
-"""The toolset that reads the rest of long results. Tools that may have such results imply it."""
+"""The toolset that reads the rest of long results. It is added automatically if a tool may have such results."""
 
 
 class ToolRegistry:
@@ -35,7 +36,7 @@ class ToolRegistry:
         return tuple(sorted(self._toolsets))
 
     def adding(self, toolsets: Mapping[str, Toolset]) -> "ToolRegistry":
-        """Returns a registry that also contains these toolsets. Built-in toolsets are not replaced."""
+        """Returns a registry that also contains these toolsets. They do not replace built-in toolsets."""
         implied = builtin_toolsets((OUTPUT_TOOLSET,)) if _has_long_results(toolsets.values()) else {}
         return ToolRegistry({**implied, **toolsets, **self._toolsets})
 
@@ -79,8 +80,8 @@ BUILTIN = _builtin_names()
 
 
 def builtin_toolsets(names: Iterable[str] = BUILTIN) -> dict[str, Toolset]:
-    """Imports the named toolsets that come with the gateway, and the one that reads long results if it is needed. The
-    caller owns the dictionary."""
+    """Imports the named toolsets that come with the gateway. If one of them needs the toolset that reads long results,
+    imports that toolset as well. The caller owns the dictionary."""
     found = {name: _imported(name) for name in sorted(BUILTIN.intersection(names))}
     if OUTPUT_TOOLSET not in found and _has_long_results(found.values()):
         found[OUTPUT_TOOLSET] = _imported(OUTPUT_TOOLSET)

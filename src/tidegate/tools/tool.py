@@ -1,6 +1,6 @@
 """One tool: its definition for the model, its effect, and the function that runs it.
 
-A tool made with `@tool` runs only with arguments of the declared types. For any other arguments, `ToolFailed` is raised
+A tool made with `@tool` runs only with arguments of the declared types. For other arguments, `ToolFailed` is raised
 with one sentence that names the wrong argument. A tool has no state and no identity: the context of each call
 identifies the caller. The tool runner enforces the deadline.
 """
@@ -19,7 +19,8 @@ from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
 
 Effect = Literal["read", "write", "execute", "network"]
-"""The possible effects of a call: none, on files, on anything on the machine, on other machines."""
+"""What a call may affect: nothing (read), files (write), anything on the machine (execute), or other machines
+(network)."""
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
@@ -55,11 +56,11 @@ async def _ask_nobody(question: str, choices: Sequence[str]) -> str:
 
 
 def _ignore(text: str) -> None:
-    """The default if nobody follows the output or contacted hosts are not recorded."""
+    """Does nothing. The default if nobody follows the output, or if contacted hosts are not recorded."""
 
 
 class ToolContext(Frozen, frozen=True):
-    """The identity and the services of one call; a tool gets nothing else. `step` and `call` identify the call.
+    """The identity and the services of one call. A tool gets nothing else. `step` and `call` identify the call.
     `progress` is called with new output, for clients that follow the turn."""
 
     session: str
@@ -74,10 +75,10 @@ class ToolContext(Frozen, frozen=True):
     ask: Ask = _ask_nobody
     progress: Callable[[str], None] = _ignore
     contacts: Callable[[str], None] = _ignore
-    """A tool must call it with the name of a host before it contacts it, for the audit log."""
+    """A tool must call this with the name of a host before it contacts the host, for the audit log."""
     services: ToolServices = ToolServices()
     depth: int = 0
-    """The number of turns of other agents that delegated this one."""
+    """The number of turns in the chain of delegation above this turn."""
 
     def service(self, kind: type[S], *, otherwise: str) -> S:
         """Returns the service of this type. Raises `ToolFailed` with the message `otherwise` if it is not available."""
@@ -93,11 +94,11 @@ class Tool(Frozen, frozen=True):
     """A tool that an agent can call. `run` accepts the context and the model's argument text (JSON).
 
     `parallel` allows the tool to run concurrently with other calls of the same step. `repeatable` allows it to run
-    again if it is unknown after a crash whether it ran. `timeout` is in seconds; None is for a tool that enforces a
-    deadline itself. `output_bytes` lowers the limit of the output that the model sees. `long_results` says that results
-    may exceed this limit, so that the tool that reads the rest is also made available. `contained` says that the tool
-    changes nothing outside the session's workspace and executes nothing outside its sandbox, so it needs no approval.
-    `owner` is the origin of the tool, for messages about conflicts.
+    again if it is unknown after a crash whether the first run took place. `timeout` is in seconds; None is for a tool
+    that enforces a deadline itself. `output_bytes` lowers the limit of the output that the model sees. `long_results`
+    means that results may exceed this limit, so the tool that reads the rest is also made available. `contained` means
+    that the tool changes nothing outside the session's workspace and executes nothing outside its sandbox, so it needs
+    no approval. `owner` is the origin of the tool, for messages about conflicts.
     """
 
     definition: ToolDefinition
@@ -210,7 +211,7 @@ def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
 
 
 def _complaint(error: Exception, names: tuple[str, ...]) -> str:
-    """The error in the arguments, as the end of a sentence for the model."""
+    """Describes the error in the arguments to the model, as the end of a sentence."""
     message = str(error)
     accepted = f"it accepts {', '.join(names)}" if names else "it accepts no arguments"
     if not isinstance(error, msgspec.ValidationError):

@@ -1,13 +1,13 @@
 """Immutable sets of tools, and names that every provider accepts.
 
 The names in a toolset are unique and acceptable to every provider. The order depends only on the names, and a toolset
-cannot be changed. A tool that is listed twice is included once. Two different tools of the same name are refused with
-an error that names both owners.
+cannot be changed. A tool that is listed twice is included once. Two different tools with the same name cause an error
+that names both owners.
 
 `fit_name` makes a name for a tool of another server: 1 to 64 letters, digits, `_` and `-`. The same pair of server and
-tool has the same name in every process, and different pairs have different names. A pair that fits is used as
-`server__name`. Any other name ends with a digest of the complete pair. So does a name that merely looks as if it ended
-with a digest, so the two kinds of names cannot collide.
+tool has the same name in every process, and different pairs have different names. If `server__name` is valid and can be
+read back unambiguously, it is used unchanged. Otherwise the name ends with a digest of the complete pair. This also
+applies if `server__name` itself looks as if it ended with a digest, so the two kinds of names cannot collide.
 """
 
 import base64
@@ -28,14 +28,15 @@ ACCEPTED_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}")
 
 _SEPARATOR = "__"
 _DIGEST = 16
-"""Base 32 characters. These are 80 bits, so nobody can find two pairs with the same digest."""
+"""The length of a digest in base 32 characters. These are 80 bits, so nobody can find two pairs with the same
+digest."""
 
 _FITS = re.compile(r"[A-Za-z0-9_-]+")
 _LOOKS_DIGESTED = re.compile(rf".*_[a-z2-7]{{{_DIGEST}}}")
 
 
 class Toolset:
-    """Tools by name. Two toolsets are equal if their tools are. Composed with `Toolset.compose`."""
+    """Tools by name. Two toolsets are equal if their tools are equal. Use `Toolset.compose` to create one."""
 
     __slots__ = ("_by_name", "definitions", "digest", "tools")
 
@@ -100,7 +101,7 @@ class Toolset:
 
 
 def fit_name(server: str, name: str) -> str:
-    """The name under which the tool `name` of `server` is offered to a model."""
+    """Returns the name under which the tool `name` of `server` is offered to a model."""
     plain = f"{server}{_SEPARATOR}{name}"
     fits = _FITS.fullmatch(server) and _FITS.fullmatch(name) and len(plain) <= LONGEST_NAME
     # If the server's part neither contains the separator nor ends with "_", the pair can be read back from the name.

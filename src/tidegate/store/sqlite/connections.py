@@ -1,7 +1,7 @@
 """Connections to the store's file: one for writing, several for reading.
 
-All are set up here, so that they have the same query plans and wait equally long for a lock. The opener owns the
-connection, uses it in one thread only, and closes it there.
+All are set up here, so that they have the same query plans and wait equally long for a lock. The thread that opens a
+connection owns it, is the only one that uses it, and closes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,16 +19,16 @@ CHECKPOINT_BYTES = 8 * 1024 * 1024
 """The log is moved into the file whenever it has grown by this much. This keeps the log small, while a page that many
 turns have written is still moved only once."""
 BUSY_SECONDS = 2.0
-"""How long emptying an oversized log waits for the reads that it has just interrupted."""
+"""Seconds that the emptying of an oversized log waits for the reads that were just interrupted."""
 WRITER_STATEMENTS = 256
-"""Prepared statements kept; more than this package has."""
+"""The number of prepared statements that are cached: more than this package has."""
 READER_STATEMENTS = 128
 WRITER_CACHE_KIB = 4096
 READER_CACHE_KIB = 1024
 
 
 class Connection(apsw.Connection):
-    """A connection with the methods of `interface.Db` that SQLite's library does not have."""
+    """An apsw connection, extended by the methods of `interface.Db` that apsw lacks."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
 """Maps SQLite's errors to the error tree.
 
 No SQLite exception leaves this package untranslated. A full disk is reported as full; any other disk error is reported
-with the system's own message if SQLite kept it. A programming error (a TypeError in a function that was sent in) passes
-unchanged: it is not a condition of the store.
+with the system's own message if SQLite kept it. A programming error, such as a TypeError in a submitted function,
+passes unchanged, since it is not a failure of the store.
 """
 
 import errno
@@ -29,8 +29,8 @@ def translate_opening(error: Exception) -> BaseException:
 
 
 def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseException:
-    """The store's error for `error`; `error` itself if there is none. `db` is the connection that has just raised
-    it."""
+    """Returns the store's error for `error`, or `error` itself if it has no counterpart. `db` is the connection that
+    has just raised it."""
     if isinstance(error, UnicodeEncodeError):
         return Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.")
     if isinstance(error, _DAMAGE):
@@ -55,7 +55,7 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
 
 
 def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull | DiskFailed | StoreBusy:
-    """The error for a system call that failed with this errno; `why` is the reason in words."""
+    """Returns the error for a system call that failed with this errno. `why` is the reason in words."""
     if number in (errno.EMFILE, errno.ENFILE):
         return StoreBusy(f"No file descriptor is left for {what}; try again soon.")
     if number in NO_SPACE:

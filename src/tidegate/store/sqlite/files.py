@@ -2,7 +2,7 @@
 
 `examine` does not change the files. A file that a newer program wrote is left as it is, byte for byte. A damaged file
 is renamed together with its log, never opened for writing, never overwritten. `examine` must run before this process
-has a connection to the file, since closing a second descriptor of it would drop SQLite's locks.
+has a connection to the file, since closing a second descriptor of the file would drop SQLite's locks.
 
 A deleted, renamed, replaced or truncated database still works in the process that has it open, but everything written
 to it is lost when that process ends. `OpenFiles.lost` detects this with one `stat` per file, cheap enough for every
@@ -30,7 +30,8 @@ _HEADER = 100
 _WAL_HEADER = 32
 _FRAME_HEADER = 24
 _INDEX_LOCK = 128
-"""The byte of the index that every process which has it open locks (SQLite calls it the "dead man switch")."""
+"""A byte of the index that is locked by every process that has the index open. SQLite calls it the "dead man
+switch"."""
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _WAL_MAGICS = (0x377F0682, 0x377F0683)
 SAFE_LIBRARY = (3, 51, 3)
@@ -50,7 +51,7 @@ class DatabaseLibrary(NamedTuple):
 
 
 def database_library(version: str | None = None) -> DatabaseLibrary:
-    """The installed library, or its description if it had that version."""
+    """Describes the installed library, or the library as if it had the given version."""
     version = version or apsw.sqlite_lib_version()
     problem = None
     if tuple(int(part) for part in version.split(".")[:3]) < SAFE_LIBRARY:
@@ -70,8 +71,8 @@ def wal_path(path: Path) -> Path:
 
 
 def examine(path: Path) -> str | None:
-    """Checks the files. Raises StoreNewer, StoreDamaged (after setting the file aside) or StoreFailed. Returns a note
-    for the operator if the end of the log could not be used, with the name of the copy that was kept."""
+    """Checks the files. Raises StoreNewer, StoreDamaged (after setting the file aside) or StoreFailed. If the end of
+    the log could not be used, returns a note for the operator with the name of the copy that was kept."""
     try:
         return _examine(path)
     except _Broken as broken:
@@ -81,7 +82,7 @@ def examine(path: Path) -> str | None:
 
 
 def quarantine(path: Path, why: str) -> str:
-    """Renames the file, its log and its index. Returns the message about it."""
+    """Renames the file, its log and its index. Returns a message for the operator."""
     aside = free_name(path, "damaged")
     for suffix in _SUFFIXES:
         part = path.with_name(path.name + suffix)
@@ -103,7 +104,7 @@ def free_name(path: Path, what: str) -> Path:
 
 
 def _refuse_second(path: Path) -> None:
-    """Raises if another process has the database open: it holds a lock on a byte of the index."""
+    """Raises an error if another process has the database open. Such a process holds a lock on a byte of the index."""
     try:
         descriptor = os.open(path.with_name(path.name + "-shm"), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -153,7 +154,7 @@ def _read_header(path: Path, size: int) -> tuple[int, int]:
 
 
 def _read_wal_header(wal: Path, page_size: int) -> tuple[int, int] | None:
-    """The log's salts; None if nothing in it was ever durable."""
+    """The salts in the log's header, or None if the header is empty or all zeros, so nothing was ever synced."""
     with wal.open("rb") as file:
         raw = file.read(_WAL_HEADER)
     if not any(raw):
@@ -176,7 +177,8 @@ def _checksum(data: bytes, order: str) -> tuple[int, int]:
 
 
 def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]:
-    """(page, size of the file after this commit or 0, salts) of each complete frame, read without its page."""
+    """(page, size of the file after this commit or 0, salts) of each complete frame. The pages themselves are not
+    read."""
     found: list[tuple[int, int, tuple[int, int]]] = []
     descriptor = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -191,8 +193,9 @@ def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]
 
 
 def _ask_sqlite(path: Path, *, logged: bool) -> int:
-    """Raises unless the file is ours and not newer. Returns the number of valid frames of its log. Only reads, and
-    leaves the log; a file without a log is opened as immutable, so that SQLite does not create one."""
+    """Raises an error unless the file is a Tidegate store that was not written by a newer program. Returns the number
+    of valid frames in its log. Nothing is written, and the log is kept. A file without a log is opened as immutable, so
+    that SQLite does not create a log."""
     name = f"file:{quote(str(path.absolute()))}" + ("" if logged else "?immutable=1")
     db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
@@ -213,8 +216,8 @@ def _ask_sqlite(path: Path, *, logged: bool) -> int:
 
 
 def _keep_log(path: Path, wal: Path, frames: int) -> str:
-    """Copies a log whose tail holds a commit that SQLite will not read (lost power, or damage in the middle): SQLite
-    continues from the last valid commit and will overwrite the rest."""
+    """Copies a log whose tail contains a commit that SQLite will not read, after a power loss or damage in the middle.
+    The copy is needed because SQLite continues from the last valid commit and will overwrite the rest."""
     aside = free_name(path, "damaged-log")
     with wal.open("rb") as source, aside.open("xb") as target:
         while piece := source.read(1 << 20):
@@ -226,15 +229,15 @@ def _keep_log(path: Path, wal: Path, frames: int) -> str:
 
 
 class Loss(NamedTuple):
-    """The path no longer leads to the open files. `text` is the beginning of a sentence about it; `intact` means that
-    the open files still contain everything."""
+    """The path no longer leads to the open files. `text` describes the loss and is the beginning of a sentence;
+    `intact` means that the open files still contain everything."""
 
     text: str
     intact: bool = True
 
 
 class OpenFiles:
-    """The open database, log and index. Belongs to the writer's thread."""
+    """The open database, log and index. Only the writer's thread uses this object."""
 
     def __init__(self, path: Path) -> None:
         self._paths = tuple(path.with_name(path.name + suffix) for suffix in _SUFFIXES)
@@ -245,22 +248,22 @@ class OpenFiles:
         """True if another program has written to the database since this was last set to False."""
 
     def remember(self) -> None:
-        """Records the identity of the open files. Call it before any other process can know of them."""
+        """Records the identity of the open files. Call this before any other process can know of the files."""
         self._known = tuple(_identity(path.stat()) for path in self._paths)
         self.measure(0)
 
     def measure(self, least: int) -> None:
-        """Records the size of the file. Call it after each checkpoint, since only checkpoints write to the file.
-        `least` is the length of the database according to the connection: a shorter file was truncated, and its size
-        is not recorded."""
+        """Records the size of the file. Call this after each checkpoint, since only checkpoints write to the file.
+        `least` is the length of the database according to the connection. A shorter file was truncated, and its size is
+        not recorded."""
         with contextlib.suppress(OSError):  # `lost` reports a file that is gone
             found = self._paths[0].stat()
             if found.st_size >= min(self.bytes, least):
                 self.bytes, self._modified = found.st_size, found.st_mtime_ns
 
     def lost(self, log_bytes: int, *, index: bool) -> Loss | None:
-        """The loss, or None. `log_bytes` is the least length of the log. With `index`, the index is checked too; it
-        contains nothing that is not in the log."""
+        """Returns the loss, or None if the files are in place. `log_bytes` is the minimum length of the log. With
+        `index`, the index is checked too. The index contains nothing that is not in the log."""
         return self._lost(0, self.bytes) or self._lost(1, log_bytes) or (self._lost(2, 0) if index else None)
 
     def _lost(self, which: int, least: int) -> Loss | None:
@@ -278,7 +281,7 @@ class OpenFiles:
         return None
 
     def current_path(self) -> str | None:
-        """The current path of the open database according to the kernel, if it still has one."""
+        """Returns the current path of the open database according to the kernel, or None if it has none."""
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 found = entry.stat()
@@ -290,7 +293,7 @@ class OpenFiles:
 
 
 def rescue(db: apsw.Connection, path: Path) -> Path:
-    """Copies everything that is committed in `db` to a new file beside `path`. Raises OSError or apsw.Error if that
+    """Copies everything that is committed in `db` to a new file next to `path`. Raises OSError or apsw.Error if that
     fails."""
     target = free_name(path, "rescued")
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -18,7 +18,7 @@ from tidegate.store.rows import decompress
 from tidegate.store.sqlite.connections import connect_reader
 
 PROBLEMS = 20
-"""Problems reported per table."""
+"""The most problems that are reported per table."""
 
 
 def tables_of(db: Db) -> list[str]:
@@ -27,7 +27,7 @@ def tables_of(db: Db) -> list[str]:
 
 
 def check_table(db: Db, table: str) -> list[str]:
-    """The problems of one table and its indexes."""
+    """Returns the problems found in one table and its indexes."""
     quoted = table.replace('"', '""')
     # Otherwise a full-text index that was searched before is checked by this connection's cached list of its segments,
     # and segments that were merged since are missed.
@@ -41,7 +41,8 @@ def check_table(db: Db, table: str) -> list[str]:
 
 
 def check_file(path: Path, *, owned: bool) -> list[str]:
-    """The problems of all tables of a database that no process has open; blocking. `owned`: it must have an owner."""
+    """Returns the problems found in all tables of a database that no process has open. Blocks. With `owned`, a database
+    without an owner is also a problem."""
     found: list[str] = []
     try:
         with contextlib.closing(connect_reader(path)) as db:
@@ -58,7 +59,8 @@ def check_file(path: Path, *, owned: bool) -> list[str]:
 
 
 def _broken_bodies(db: Db, table: str) -> Iterator[str]:
-    """SQLite checks the structure of pages, not their content; compressed bodies have a checksum of their own."""
+    """Finds compressed bodies that cannot be decoded. SQLite checks the structure of pages, not their content, but
+    compressed bodies have their own checksum."""
     for (body,) in db.execute(f'SELECT body FROM "{table}" WHERE packed <> 0'):
         try:
             decompress(body, 1)

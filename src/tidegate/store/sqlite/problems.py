@@ -10,8 +10,8 @@ A problem is recorded where it occurs and stays current until it is resolved:
     log          the log cannot be moved into the file; until it can
     spool        the disk refuses a spooled file; until one is kept
 
-Each is logged when it begins and then at most every `LOG_SECONDS`, with a count. Methods may be called from any thread:
-each changes one entry, in steps that the interpreter's lock makes atomic.
+Each problem is logged when it begins and then at most every `LOG_SECONDS`, with a count. Methods may be called from any
+thread, since each changes one entry in steps that the interpreter's lock makes atomic.
 """
 
 import time
@@ -27,13 +27,14 @@ PROBLEM_KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
 Activity = Literal["read", "write", "checkpoint"]
 
 LOG_SECONDS = 60.0
-"""The least time between two log lines about the same kind of problem."""
+"""The minimum time in seconds between two log lines about the same kind of problem."""
 
 log = Log("tidegate.store")
 
 
 class Problem(Frozen, frozen=True):
-    """`text` is the latest occurrence, for the operator; `count` is the number of occurrences since it began."""
+    """One current problem. `text` describes the latest occurrence to the operator, and `count` is the number of
+    occurrences since the problem began."""
 
     kind: ProblemKind
     text: str
@@ -44,10 +45,10 @@ class Problem(Frozen, frozen=True):
 class Problems:
     def __init__(self) -> None:
         self.by_kind: dict[ProblemKind, Problem] = {}  # lint: allow one entry per kind
-        """The current problems; empty nearly always."""
+        """The current problems. There are nearly always none."""
         self._logged: dict[ProblemKind, float] = {}  # lint: allow one entry per kind
         self._announced: set[ProblemKind] = set()
-        """Current problems that have been logged."""
+        """The kinds of current problems that have been logged."""
         self.counts: dict[ProblemKind, int] = dict.fromkeys(PROBLEM_KINDS, 0)
 
     def current(self) -> tuple[Problem, ...]:

@@ -3,7 +3,7 @@
 The number of connections is fixed, however many coroutines read. Each function sees one snapshot. A snapshot that
 exceeds its maximum age is ended, and the caller gets an error. A snapshot that keeps the write-ahead log from being
 emptied is also ended, but the function runs again on a fresh one; the caller gets an error only if the last attempt is
-interrupted as well. A read whose caller was cancelled is stopped.
+interrupted as well. A read is stopped if its caller is cancelled.
 
 Each thread opens and closes its own connection; `start` and `stop` own the threads.
 """
@@ -25,11 +25,11 @@ from tidegate.store.sqlite.worker import Backlog, Job, Worker, store_error
 from tidegate.values import Frozen
 
 CHECK_EVERY = 5000
-"""SQLite instructions between two deadline checks: well under a millisecond."""
+"""The number of SQLite instructions between two deadline checks. They take well under a millisecond."""
 
 LEEWAYS = (0.25, 1.0, 2.0)
-"""Seconds that writes wait for a read before interrupting it to empty the log, by attempt. There are as many attempts,
-so a read that needs less than the last leeway always succeeds, whatever is written meanwhile."""
+"""Seconds that writes wait for a read before interrupting it to empty the log, by attempt. Each entry allows one
+attempt, so a read that needs less than the last leeway always succeeds, whatever is written in the meantime."""
 
 REPEAT_WITHIN = 5.0
 """Seconds after which the next attempt begins even if another process's snapshot kept the log from being emptied."""
@@ -40,7 +40,8 @@ log = Log("tidegate.store")
 
 
 class ReadJob(Job):
-    """One submitted read. `stop` is the reason to end it permanently; `make_way` says to end the current attempt."""
+    """One submitted read. `stop` is the reason for ending it permanently. If `make_way` is True, only the current
+    attempt is ended."""
 
     __slots__ = ("age", "attempt", "deadline", "make_way", "stop")
 
@@ -121,7 +122,7 @@ class Readers:
             reading.make_way = True
 
     def log_emptied(self) -> None:
-        """Reports that the log was emptied, or cannot be."""
+        """Called when the log was emptied or cannot be emptied. Interrupted reads may then begin again."""
         self._log_free.set()
 
     def _active(self) -> list[ReadJob]:
@@ -130,8 +131,8 @@ class Readers:
     # -- on the loop --
 
     async def stop(self, within: float) -> bool:
-        """Stops active reads, refuses waiting ones, closes the connections, ends the threads. Returns False if that
-        took too long: a function holds a connection without running any SQL."""
+        """Stops active reads, refuses waiting ones, closes the connections, and ends the threads. Returns False if that
+        took too long because a function holds a connection without running any SQL."""
         if self._backlog.closed is None:
             self._backlog.close(workers=len(self._workers))
             for reading in self._active():
@@ -207,7 +208,7 @@ class Readers:
         self._workers[place].call(self._resolve, reading, value, error)
 
     def _attempt(self, db: apsw.Connection, place: int, reading: ReadJob) -> tuple[Any, BaseException | None]:
-        """The function's value on a fresh snapshot, or its error."""
+        """Runs the function on a fresh snapshot. Returns its value or its error."""
         reading.make_way = False
         reading.deadline = time.monotonic() + reading.age
         self._current[place] = reading

@@ -1,8 +1,9 @@
-"""A thread that owns one connection, and its bounded queue: the common part of writer and readers.
+"""A thread that owns one connection, and a bounded queue of jobs: the common part of the writer and the readers.
 
-A worker opens its connection in its own thread, reports the result on the loop, and closes it in that thread, however
-it ends. `stop` returns when the thread has ended or the time is up. A `Backlog` never holds more jobs than its bound:
-further jobs are refused, as are jobs after it was closed. A worker owns its thread and connection.
+A worker opens its connection in its own thread, reports the result on the event loop, and closes the connection in the
+same thread, however the thread ends. `stop` returns when the thread has ended or the time is up. A `Backlog` never
+holds more jobs than its bound. Further jobs are refused, and so are all jobs after the backlog was closed. A worker
+owns its thread and connection.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ log = Log("tidegate.store")
 
 
 class Job:
-    """A function that waits for a connection, and the future of its caller."""
+    """A function that waits for a connection, and the future on which its caller waits."""
 
     __slots__ = ("args", "fn", "future", "kwargs")
 
@@ -49,7 +50,7 @@ J = TypeVar("J", bound=Job)
 
 
 class Backlog(Generic[J]):
-    """Jobs that wait or are running. Workers call `take` and `peek`; the rest is for the loop."""
+    """Jobs that wait or are running. Workers call `take` and `peek`; all other methods are called on the event loop."""
 
     __slots__ = ("_bound", "_queue", "_what", "closed", "refused", "take", "waiting")
 
@@ -82,14 +83,14 @@ class Backlog(Generic[J]):
         return self._queue.qsize()
 
     def close(self, workers: int) -> None:
-        """Refuses new jobs from now on. Each worker stops after the queued jobs."""
+        """Refuses new jobs from now on. Each worker stops when the queued jobs are done."""
         if self.closed is None:
             self.closed = f"The store is closed; it accepts no more {self._what}."
             for _ in range(workers):
                 self._queue.put(None)
 
     def abandon(self, why: str) -> list[J]:
-        """Called when no worker is left: refuses new jobs and returns those that wait."""
+        """Called when no worker is left. Refuses new jobs and returns the waiting ones."""
         self.closed = why
         left: list[J] = []
         while not self._queue.empty():
@@ -101,7 +102,7 @@ class Backlog(Generic[J]):
 
 class Worker:
     """One thread and its connection. `open` and `work` are called in the thread. When the thread has ended, `over` is
-    called on the loop, with the reason if the thread died."""
+    called on the event loop, with the reason if the thread died unexpectedly."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class Worker:
 
     @staticmethod
     async def stop(workers: "Sequence[Worker]", within: float) -> bool:
-        """Waits for threads that were asked to stop. Returns False if that took too long."""
+        """Waits for threads that have been signalled to stop. Returns False if that took too long."""
         started = [worker for worker in workers if worker._thread is not None]
         if not await _wait_for([worker._finished for worker in started if worker._finished is not None], within):
             return False
@@ -155,7 +156,7 @@ class Worker:
     # -- in the thread --
 
     def call(self, fn: Callable[..., object], *args: object) -> None:
-        """Calls `fn` on the loop."""
+        """Calls `fn` on the event loop."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(fn, *args)
@@ -191,8 +192,8 @@ class Worker:
 
 
 def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
-    """The error that the caller of a failed function gets. Clears the frames of the traceback, since a cursor that is
-    still open there would prevent the rollback."""
+    """Returns the error that is raised in the caller of a failed function. Clears the frames of the traceback, since a
+    cursor that is still open there would prevent the rollback."""
     traceback.clear_frames(error.__traceback__)
     found = translate(error, db)
     if not isinstance(found, Exception):
@@ -203,8 +204,8 @@ def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
 
 
 async def _wait_for(futures: "Sequence[asyncio.Future[None]]", seconds: float) -> bool:
-    """Returns True if all are done within the time. A cancellation in the meantime is raised afterwards, since nothing
-    may be left half-closed."""
+    """Waits for all futures. Returns True if they are done within the time. A cancellation in the meantime is raised
+    only afterwards, since nothing may be left half-closed."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     cancelled: asyncio.CancelledError | None = None

@@ -2,9 +2,9 @@
 
 A submitted function runs even if its caller was cancelled, and its future is resolved only after its transaction is
 committed. If a function fails, only its own writes are rolled back. If a whole group is rolled back (a full disk at the
-commit), each of its functions is tried again alone. The thread survives every `Exception`; if it ends anyway,
-`alive` is False and all waiting callers get an error. While the path is not the open file, everything is refused, and
-everything committed before is copied to a file beside the path. The thread opens and closes its connection itself;
+commit), each of its functions is tried again alone. The thread survives every `Exception`. If it ends anyway, `alive`
+is False and all waiting callers get an error. While the path does not lead to the open file, everything is refused, and
+everything committed before is copied to a file next to the path. The thread opens and closes its connection itself;
 `start` and `stop` own the thread.
 """
 
@@ -32,17 +32,18 @@ Fault = Callable[[str, tuple[str, ...]], None]
 F = TypeVar("F", bound=Callable[..., object])
 
 GROUP = 128
-"""The most functions in one transaction: bounds how long the first waits for the last, and how many are retried."""
+"""The most functions in one transaction. This bounds how long the first function waits for the last, and how many are
+retried after a failure."""
 
 RESCUE_SECONDS = 30.0
-"""The time between two attempts to copy a database whose path is lost."""
+"""The time in seconds between two attempts to copy a database whose path is lost."""
 _LOG_HEADER, _FRAME_HEADER = 32, 24
 
 log = Log("tidegate.store")
 
 
 def outside(fn: F) -> F:
-    """Decorator: the function runs alone, between transactions."""
+    """A decorator: the function runs alone, between transactions."""
     fn.outside_transaction = True  # type: ignore[attr-defined]
     return fn
 
@@ -152,8 +153,8 @@ class Writer:
         return future
 
     async def stop(self, within: float) -> bool:
-        """Completes queued writes, closes the file, ends the thread. Later writes are refused. Returns False if that
-        took too long."""
+        """Completes queued writes, closes the file, and ends the thread. Later writes are refused. Returns False if
+        that took too long."""
         self._backlog.close(workers=1)
         return await Worker.stop([self._worker], within)
 
@@ -285,8 +286,8 @@ class Writer:
             self._problems.record_error(error, "write", job.fn)
 
     def _is_lost(self, *, index: bool = True) -> bool:
-        """True if the path is not the open file. A later call may return False, for example after a folder was moved
-        back."""
+        """True if the path does not lead to the open file. A later call may return False, for example after a folder
+        was moved back."""
         log_bytes = _LOG_HEADER + self._wal_pages * (_FRAME_HEADER + self._page_size) if self._wal_pages else 0
         found = self._files.lost(log_bytes, index=index)
         if found is None and self._loss is not None and self._loss.intact:
@@ -296,7 +297,8 @@ class Writer:
         return self._loss is not None
 
     def _refusal(self, db: apsw.Connection) -> StoreLost:
-        """The error while the path is lost. Copies the committed data once; retries after a while if that failed."""
+        """Returns the error for writes while the path is lost. Copies the committed data once. If the copy fails, it is
+        retried after a while."""
         assert self._loss is not None, "only while the path is lost"
         text = self._problems.text("lost")
         if not text or time.monotonic() >= self._next_rescue:
@@ -346,7 +348,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _bound_log(self, db: apsw.Connection) -> None:
-        """Keeps the log small. Runs after the group is acknowledged; only the next group has to wait."""
+        """Keeps the log small. Runs after the group is acknowledged, so only the next group has to wait."""
         if self._wal_pages < self._next_checkpoint or self._is_lost(index=False):
             return
         try:
@@ -371,7 +373,7 @@ class Writer:
 
     def _empty_log(self, db: apsw.Connection) -> tuple[int, int]:
         """Empties a log that has reached its bound. Waits for active reads and interrupts those that take longer.
-        Nothing is written meanwhile, so that the log does not grow further."""
+        Nothing is written in the meantime, so that the log does not grow further."""
         try:
             db.set_busy_timeout(int(self._readers.leeway() * 1000))
             return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -386,7 +388,7 @@ class Writer:
 
 
 def _run_one(db: apsw.Connection, job: WriteJob) -> Done:
-    """Runs one function of several in a savepoint. Raises only if the whole transaction was rolled back."""
+    """Runs one of several functions in a savepoint. Raises only if the whole transaction was rolled back."""
     db.execute("SAVEPOINT one")
     try:
         value = job.fn(db, *job.args, **job.kwargs)

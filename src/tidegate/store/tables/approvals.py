@@ -1,10 +1,10 @@
-"""Approvals and questions: requests of a turn to a person, each about one exact action.
+"""Approvals and questions: requests that a turn puts to a person, each about one exact action.
 
 A step of a turn makes its request once, even if it is repeated after a crash. A request is answered at most once, by
-the first person who may answer it, and only while it is open and not expired; it survives restarts. `digest` identifies
-the exact action, so that an answer to one request can never count for another. A principal who may neither answer a
-request nor owns its session cannot detect that it exists. Each approval requested or closed is recorded in the audit
-log in the same transaction.
+the first person who may answer it, and only while it is open and not expired. Requests survive restarts. `digest`
+identifies the exact action, so that an answer to one request can never count for another. A principal who may neither
+answer a request nor owns its session cannot detect that it exists. Each approval requested or closed is recorded in the
+audit log in the same transaction.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from tidegate.store.tables import audit
 from tidegate.store.tables.turns import conversation, refusal
 
 SUMMARY_CHARACTERS = 65_536
-"""The longest description of an action. The person is shown all of it, since nobody should approve what they have not
-seen, and nobody reads more. Longer ones are refused."""
+"""The longest description of an action. It is shown in full, since nobody should approve what they have not seen, and
+nobody reads more than this. Longer descriptions are refused."""
 OWNER = "role:owner"
-"""`may_answer` of requests that only the gateway's owner may answer."""
+"""The value of `may_answer` for requests that only the gateway's owner may answer."""
 ANSWER_CHARACTERS = 16_000
 """The longest answer to a question: some pages."""
 CHOICES = 20
 CHOICE_CHARACTERS = 200
-"""Bounds of a question's choices: they must fit on buttons."""
+"""Limits of a question's choices, which must fit on buttons."""
 EXPIRED_AT_ONCE = 500
-"""The most approvals that one write closes, so that no turn has to wait long for it."""
+"""The most approvals that one write closes, so that no turn has to wait long for this write."""
 
 _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"
@@ -39,12 +39,12 @@ _COLUMNS = (
 _choices = msgspec.json.Decoder(tuple[str, ...]).decode
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 _NO_JSON = b"\0"
-"""No JSON begins with this: it keeps text that is not JSON distinct from the JSON string of the same text."""
+"""A prefix that no JSON begins with. It keeps text that is not JSON distinct from a JSON string with the same text."""
 
 
 def action_digest(tool: str, arguments: str) -> bytes:
-    """The digest of an exact action: equal for the same tool and arguments, however their JSON is formatted. Arguments
-    that are not JSON, or nested too deeply, are used as they are."""
+    """Returns the digest of an exact action. It is equal for the same tool and arguments, however their JSON is
+    formatted. Arguments that are not JSON, or nested too deeply, are used as they are."""
     name, canonical = encode(tool), _NO_JSON + encode(arguments)
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
         canonical = _CANONICAL.encode(msgspec.json.decode(arguments))
@@ -54,8 +54,8 @@ def action_digest(tool: str, arguments: str) -> bytes:
 def ask(
     db: Db, *, id: str, session: str, turn: str, step: str, request: NewApproval, now: float, expires: float | None
 ) -> ApprovalRow:
-    """Makes the request of this step of a live session. Returns the existing one if the step has made it before; raises
-    Conflict if that was about another action."""
+    """Makes the request of a step in a live session. If the step has already made its request, returns the existing
+    one; raises Conflict if that request was about another action."""
     db.lock("session", session)
     existing = of_step(db, turn, step)
     if existing is not None:
@@ -95,7 +95,7 @@ def get(db: Db, id: str) -> ApprovalRow | None:
 
 
 def of_step(db: Db, turn: str, step: str) -> ApprovalRow | None:
-    """The request of this step of the turn. For internal use."""
+    """The request that this step of the turn made. For internal use."""
     return _one(db, "turn = ? AND step = ?", (turn, step))
 
 
@@ -127,8 +127,8 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 def open_for(
     db: Db, *, principal: str, role: str, now: float, limit: int = LISTED, session: str | None = None
 ) -> list[ApprovalRow]:
-    """Requests that wait for this principal's answer and have not expired, the oldest first: of all sessions, or of one
-    session and its delegated tasks."""
+    """Requests that wait for this principal's answer and have not expired, the oldest first. They are from all
+    sessions, or from one session and its delegated tasks."""
     tree, here = ("", "") if session is None else (_tree("?5"), " AND session IN (SELECT ?5 UNION SELECT at FROM tree)")
     rows = db.execute(
         f"{tree} SELECT {_COLUMNS} FROM approvals WHERE state = 'open'"
@@ -140,7 +140,7 @@ def open_for(
 
 
 def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[ApprovalRow]:
-    """Open requests of the session and its delegated tasks that have not expired, the oldest first: for internal
+    """Open requests of the session and its delegated tasks that have not expired, the oldest first. For internal
     use."""
     rows = db.execute(
         f"{_tree('?1')} SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session IN"
@@ -198,8 +198,8 @@ def cancel_session(db: Db, session: str, now: float) -> list[ApprovalRow]:
 
 
 def expire(db: Db, now: float, limit: int = EXPIRED_AT_ONCE) -> list[ApprovalRow]:
-    """Closes up to `limit` expired requests. Returns them, so that their turns can be informed; fewer than `limit`
-    means that none is left."""
+    """Closes up to `limit` expired requests. Returns them, so that their turns can be notified. If fewer than `limit`
+    are returned, none is left."""
     over = "id IN (SELECT id FROM approvals WHERE state = 'open' AND expires <= ?2 LIMIT ?3)"
     return _close(db, over, "expired", now, limit)
 
@@ -239,7 +239,8 @@ def _check(request: NewApproval) -> None:
 
 
 def _tree(session: str) -> str:
-    """The open turns of a session, given as a parameter, and the turns they delegated, with their sessions."""
+    """Returns a WITH clause that selects a session's open turns and the turns that these delegated, each with its
+    session. `session` is the placeholder of the session's id."""
     return (
         f"WITH RECURSIVE tree(turn, at) AS (SELECT id, session FROM turns WHERE session = {session} AND state IN"
         " ('queued', 'running') UNION ALL SELECT turns.id, turns.session FROM turns JOIN tree"

@@ -1,9 +1,10 @@
-"""The audit log: actor, action, subject and outcome of each security event. Ids and digests, never content.
+"""The audit log: actor, action, subject and outcome of each security event. The log contains ids and digests, never
+content.
 
 A row is appended in the transaction of the event that it records, so that neither exists without the other. Rows are
 never changed, are removed only after their retention (triggers of the table enforce both), and outlive the session they
 name; their ids are consecutive. Digests are keyed with a random key of this database: equal inputs have equal digests,
-and nobody who sees a digest can find its input by guessing.
+and an input cannot be guessed from its digest.
 """
 
 import hashlib
@@ -12,8 +13,8 @@ from tidegate.store.interface import Db
 from tidegate.store.rows import LISTED, AuditKind, AuditRow
 
 FAILURES_EACH_HOUR = 20
-"""Failed sign-ins per hour that get a row each. Further ones of that hour are counted and become one row, so that
-nobody can fill the disk with wrong codes."""
+"""The number of failed sign-ins per hour that get a separate row. Further failures in that hour are counted and become
+one row, so that nobody can fill the disk with wrong codes."""
 HOUR = 3600
 
 _DIGEST_BYTES = 16
@@ -30,8 +31,8 @@ def append(
     session: str | None = None,
     of: bytes | None = None,
 ) -> None:
-    """Records one event. `subject` holds the ids that it concerns, separated by spaces; `principal` is the actor, None
-    for the gateway itself; `of` is the content, of which only the digest is stored."""
+    """Records one event. `subject` contains the ids that the event concerns, separated by spaces. `principal` is the
+    actor, or None for the gateway itself. Only the digest of the content `of` is stored."""
     db.execute(
         "INSERT INTO audit(at, kind, principal, session, subject, outcome, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
         (now, kind, principal, session, subject, outcome, None if of is None else digest(db, of)),
@@ -39,13 +40,13 @@ def append(
 
 
 def digest(db: Db, of: bytes) -> bytes:
-    """The digest under which rows of this database record that content."""
+    """Returns the digest that represents this content in the rows of this database."""
     key: bytes = db.execute("SELECT key FROM audit_state").get
     return hashlib.blake2b(of, key=key, digest_size=_DIGEST_BYTES).digest()
 
 
 def host_name(host: str) -> bytes:
-    """The content whose digest represents a contacted host."""
+    """Returns the content whose digest represents a contacted host."""
     return host.lower().rstrip(".").encode("utf-8", "surrogatepass")
 
 
@@ -57,7 +58,7 @@ def append_failed_sign_in(db: Db, now: float) -> None:
 
 
 def append_further_failures(db: Db, now: float) -> None:
-    """Appends one row for the failed sign-ins of a past hour that got no row of their own."""
+    """Appends one row for the failed sign-ins of a past hour that did not get a separate row."""
     hour, failed = db.execute("SELECT failed_hour, failed FROM audit_state").get
     if hour == now // HOUR:
         return
@@ -67,7 +68,8 @@ def append_further_failures(db: Db, now: float) -> None:
 
 
 def append_configuration(db: Db, text: bytes, now: float) -> bool:
-    """Records the configuration at start if it differs from the last one. Returns whether it does."""
+    """Records the configuration at startup if it differs from the last one recorded. Returns True if it was
+    recorded."""
     last = db.execute(
         "SELECT digest FROM audit WHERE kind = 'configuration' AND session IS NULL ORDER BY id DESC LIMIT 1"
     ).get
@@ -88,7 +90,7 @@ def listing(
     before: tuple[float, int] | None = None,
     limit: int = LISTED,
 ) -> list[AuditRow]:
-    """Events, the latest first. `principal` finds events in which they were the actor or the subject; `before` is
+    """Events, the latest first. `principal` selects events in which they were the actor or the subject. `before` is
     (at, id) of the last row seen."""
     where = ["at >= ?"]
     values: list[float | str | bytes] = [since]
@@ -112,7 +114,8 @@ def listing(
 
 
 def count(db: Db) -> int:
-    """The number of rows, computed from the ids, which are consecutive, since the oldest rows are removed first."""
+    """The number of rows. It is computed from the ids, which are consecutive because the oldest rows are removed
+    first."""
     first, last = db.execute("SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)").get
     return 0 if first is None else int(last - first + 1)
 

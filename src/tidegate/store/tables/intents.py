@@ -1,8 +1,8 @@
 """Intents: records of tool calls that are about to run.
 
-An intent without a committed step of the same name means that the tool began and left no result. The intent also says
-whether the tool could have had an effect and whether it may be run again, since the process that reads it may have
-other tools. The intent is cleared in the transaction that commits the result.
+An intent without a committed step of the same name means that the tool call began but its result was not stored. The
+intent also records whether the call could have had an effect and whether it may be repeated, since the process that
+reads the intent may have different tools. The intent is cleared in the transaction that commits the result.
 """
 
 from tidegate.store.interface import Db
@@ -20,7 +20,7 @@ def begin(
     repeatable: bool = False,
     digest: bytes | None = None,
 ) -> None:
-    """Records an intent. Raises Conflict if that step has already begun: it must not be run a second time."""
+    """Records an intent. Raises Conflict if the step has already begun, since it must not run twice."""
     db.lock("turn", turn)
     db.execute(
         "INSERT INTO intents(turn, step, tool, at, read_only, repeatable, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
@@ -29,7 +29,7 @@ def begin(
 
 
 def clear(db: Db, turn: str, step: str) -> bool:
-    """Removes the step's intent. Returns whether there was one."""
+    """Removes the step's intent. Returns True if there was one."""
     db.lock("turn", turn)
     db.execute("DELETE FROM intents WHERE turn = ? AND step = ?", (turn, step))
     return db.changes() > 0

@@ -1,9 +1,9 @@
-"""Messages: the append-only transcript, and messages that wait to enter it.
+"""Messages: the append-only transcript of each session, and messages that are not in the transcript yet.
 
-An accepted message has one permanent row and at most one position (`seq`) in its session; positions only increase; a
-named step of a turn is committed at most once. An ended session gets only the last rows of the turn that was running,
-and then the messages accepted before the end (`close_inbox`). Every change here increments the session's `version`,
-which shows whether a copy is stale.
+An accepted message has one permanent row and at most one position (`seq`) in its session; positions only increase. A
+named step of a turn is committed at most once. After a session's end, only the last rows of the turn that was running
+are added, and then the messages accepted before the end (`close_inbox`). Every change here increments the session's
+`version`, which shows whether a copy is stale.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,20 +19,21 @@ from tidegate.values import Message, Role, ToolCall
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
-"""A position after every row."""
+"""A position higher than that of any row."""
 NO_RESULT = "No result: the caller did not return one."
-"""The result of a call that the caller did not answer."""
+"""The result that is stored for a tool call if the caller returned none."""
 CLOSING, CLOSED = f"{INCOMING}call-", "closed-"
-"""Prefixes of the steps that add such a result for an open call: in the next turn, or in the call's own turn."""
+"""Prefixes of the steps that store `NO_RESULT` for an open call: in the next turn, or in the turn that made the
+call."""
 UNANSWERED = "unanswered-"
 """Prefix of the steps that `close_inbox` adds."""
 ENDED_FIRST = "This message was not answered: the conversation ended first."
-"""The note on such a message for models, if a later conversation begins with this transcript."""
+"""The note that models see on an unanswered message, if a later conversation begins with this transcript."""
 _RESULTS_READ = 20
-"""Tool results that one statement reads at the end of a transcript. One step usually has fewer."""
+"""The number of tool results that one statement reads at the end of a transcript. One step usually has fewer."""
 NOTICES_KEPT = 20
-"""Notices of one session: a few lines are enough to report what happened since its last turn, and a session that nobody
-uses cannot fill the store."""
+"""The most notices of one session. A few lines are enough to report what happened since its last turn, and with this
+limit a session that nobody uses cannot fill the store."""
 NOTICE_CHARACTERS = 2000
 """The longest notice. It says what happened and where to look, not every detail."""
 PAGE_BYTES = 2 * 1024 * 1024
@@ -69,9 +70,10 @@ def append(
     now: float,
     settling: bool = False,
 ) -> MessageRow:
-    """Adds a row at the end of the transcript. Raises Conflict if that step of the turn is already committed.
+    """Adds a row at the end of the transcript. Raises Conflict if this step of the turn is already committed.
 
-    `settling` is for the last rows of a turn whose session ended while it ran: its calls still need their results.
+    `settling` is for the last rows of a turn whose session ended while the turn was running. Its calls still need
+    results.
     """
     db.lock("session", session)
     body, packed = pack(message)
@@ -89,7 +91,8 @@ def append(
 
 
 def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
-    """Places the messages accepted for a running turn since the last call, named <prefix>0, …, and returns them."""
+    """Adds the messages accepted for a running turn since the last call to the transcript, as the steps <prefix>0,
+    <prefix>1, …. Returns them."""
     db.lock("turn", turn)
     session = db.execute("SELECT session FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (turn,)).get
     if session is None:
@@ -100,9 +103,10 @@ def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow
 
 
 def close_inbox(db: Db, session: str) -> list[MessageRow]:
-    """Adds the messages that an ended session will not answer (those that waited in its queue, and those steered too
-    late) to the transcript, in the order of acceptance and marked as unanswered. Does nothing while a turn still runs
-    in it, whose rows come first. Messages that were withdrawn by their sender are left out."""
+    """Adds the messages that an ended session will not answer to the transcript, in the order of acceptance and marked
+    as unanswered. These are messages that waited in the queue, and messages that arrived too late for the running turn.
+    Does nothing while a turn is still running in the session, since the rows of that turn come first. Messages that
+    their sender withdrew are left out."""
     db.lock("session", session)
     if not is_idle(db, session):
         return []
@@ -137,7 +141,7 @@ def count_waiting(db: Db, turn: str) -> int:
 
 
 def waiting(db: Db, turn: str) -> list[Message]:
-    """Accepted messages of the turn that have no position yet, in order."""
+    """The accepted messages of the turn that have no position yet, in order."""
     rows = db.execute("SELECT body, packed FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))
     return [unpack(body, packed) for body, packed in rows]
 
@@ -167,7 +171,7 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
 
 
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
-    """The messages of the session in order, without undone ones and without those of `before_turn`."""
+    """The messages of the session in order, except undone ones and those of `before_turn`."""
     return [message for _, message in placed(db, session, before_turn=before_turn)]
 
 
@@ -195,8 +199,9 @@ def count_shown(db: Db, session: str, first: int, last: int) -> int:
 
 
 def count_user_messages(db: Db, session: str, most: int) -> int:
-    """The number of messages that users sent in this conversation and did not undo, up to `most`. Messages copied from
-    an earlier conversation belong to no turn and do not count; nor do notices of the gateway, which have no text."""
+    """The number of messages that users sent in this conversation and did not undo. Stops counting at `most`. Messages
+    copied from an earlier conversation belong to no turn and are not counted. Notices of the gateway have no text and
+    are not counted either."""
     found, after = 0, 0
     while found < most:
         missing = most - found
@@ -213,7 +218,7 @@ def count_user_messages(db: Db, session: str, most: int) -> int:
 
 
 def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
-    """The calls without a result at the end of the transcript, whose tools the caller runs."""
+    """The calls at the end of the transcript that have no result yet because the caller runs their tools."""
     answered: set[str] = set()
     before, most = _LAST, 1  # in most conversations the last message is no result
     while True:
@@ -243,9 +248,9 @@ def close_calls(
     step: str = CLOSING,
     settling: bool = False,
 ) -> int:
-    """Adds a result to each open call of the session, except those in `except_ids`, which says that there is none.
-    Returns the number of calls. The results are steps of `turn` (named <step>0, …) and are undone with it; without
-    `turn` they belong to no turn."""
+    """Adds the result `NO_RESULT` for each open call of the session, except those in `except_ids`. Returns the number
+    of calls. The results are the steps <step>0, <step>1, … of `turn` and are undone together with the turn. Without
+    `turn`, they belong to no turn."""
     db.lock("session", session)
     left = [call for call in open_calls(db, session) if call.id not in except_ids]
     for place, call in enumerate(left):
@@ -270,8 +275,9 @@ def page(
     most_bytes: int = PAGE_BYTES,
     undone: bool = False,
 ) -> list[MessageRow]:
-    """Rows of the transcript after position `after`; undone ones only if requested. The page ends before the message
-    that would make it larger than `most_bytes`; a single message that is larger is returned alone and complete."""
+    """A page of rows after position `after`. Undone rows are included only if requested. The page ends before the
+    message that would make it larger than `most_bytes`. If the first message alone is larger, it is returned alone and
+    complete."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq NULLS FIRST LIMIT ?",
@@ -281,7 +287,7 @@ def page(
 
 
 def last_turn(db: Db, session: str) -> str | None:
-    """The turn of the last message that models see."""
+    """The turn of the last message that is visible to models."""
     turn: str | None = db.execute(
         "SELECT turn FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL AND turn IS NOT NULL"
         " ORDER BY seq DESC NULLS LAST LIMIT 1",
@@ -291,8 +297,8 @@ def last_turn(db: Db, session: str) -> str | None:
 
 
 def copy(db: Db, source: str, target: str, now: float) -> int:
-    """Copies the messages of `source` that models see to the beginning of the empty session `target`. Returns the
-    number of rows. The copies belong to no turn, so they cannot be undone or resumed."""
+    """Copies the messages of `source` that are visible to models to the beginning of the empty session `target`.
+    Returns the number of rows. The copies belong to no turn, so they cannot be undone or resumed."""
     db.lock("session", target)
     db.execute(
         "INSERT INTO messages(session, seq, role, body, packed, at) SELECT ?2, row_number() OVER (ORDER BY seq NULLS"
@@ -312,8 +318,8 @@ def newest(
     most_bytes: int = PAGE_BYTES,
     role: Role | None = None,
 ) -> list[MessageRow]:
-    """The last rows of the transcript in order, without undone ones; optionally those before position `before`, or of
-    one role. Bounded like `page`, from the end."""
+    """The last rows of the transcript in order, except undone ones. Optionally only rows before position `before`, or
+    of one role. The size is bounded as in `page`, counted from the end."""
     only = "" if role is None else "AND role = ?4"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ?1 AND seq < ?2 AND undone IS NULL {only}"
@@ -324,7 +330,7 @@ def newest(
 
 
 def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None) -> bool:
-    """True if the transcript has rows between these positions that were not undone."""
+    """True if the transcript has rows between these positions that have not been undone."""
     found = db.execute(
         "SELECT 1 FROM messages WHERE session = ? AND seq > ? AND seq < ? AND undone IS NULL LIMIT 1",
         (session, after, _LAST if before is None else before),
@@ -333,7 +339,7 @@ def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None)
 
 
 def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
-    """The first rows, up to the given size. Bodies are decompressed one at a time, and only as many as are needed."""
+    """The first rows, up to the given size. Bodies are decompressed one at a time, and only as many as needed."""
     found: list[MessageRow] = []
     size = 0
     for id, session, turn, seq, step, at, undone, body, packed in rows:
@@ -346,7 +352,8 @@ def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
 
 
 def undo(db: Db, turn: str, now: float) -> int:
-    """Hides a turn's rows from models; they stay in the transcript, marked. Returns their number."""
+    """Hides a turn's rows from models. The rows stay in the transcript and are marked as undone. Returns their
+    number."""
     db.lock("turn", turn)
     session = db.execute("SELECT session FROM turns WHERE id = ?", (turn,)).get
     if session is None:
@@ -361,7 +368,7 @@ def undo(db: Db, turn: str, now: float) -> int:
 
 def add_notice(db: Db, session: str, text: str, now: float) -> None:
     """Adds a notice, unless the session has ended or is gone. The session keeps the last `NOTICES_KEPT`. A notice is
-    delivered once, in the transaction that takes the next turn, and survives restarts until then."""
+    delivered once, in the transaction that takes the next turn. Until then it survives restarts."""
     db.lock("session", session)
     db.execute(
         "INSERT INTO notices(session, text, at) SELECT id, ?, ? FROM sessions WHERE id = ? AND ended IS NULL",
@@ -375,7 +382,7 @@ def add_notice(db: Db, session: str, text: str, now: float) -> None:
 
 
 def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
-    """Adds a long text, as several notices if it is too long for one."""
+    """Adds a text of several lines, split into several notices if it is too long for one."""
     text = ""
     for line in lines:
         if text and len(text) + len(line) >= NOTICE_CHARACTERS:
@@ -386,7 +393,8 @@ def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> 
 
 
 def take_notices(db: Db, session: str) -> str:
-    """Removes all notices of the session and returns them as one text, the oldest first; nearly always empty."""
+    """Removes all notices of the session and returns them as one text, the oldest first. There are nearly always
+    none."""
     db.lock("session", session)
     rows: list[Any] = db.execute("SELECT text FROM notices WHERE session = ? ORDER BY id", (session,)).fetchall()
     if rows:
@@ -396,7 +404,7 @@ def take_notices(db: Db, session: str) -> str:
 
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
     """Increments the session's version. A message from a person also counts as activity (`now`). Model answers and tool
-    results do not, so that their commits need not write to two indexes."""
+    results do not, so that committing them does not write to two indexes."""
     activity = "" if now is None else ", active = CASE WHEN active < ?2 THEN ?2 ELSE active END"
     only_live = "" if even_ended else " AND ended IS NULL"
     live = db.execute(

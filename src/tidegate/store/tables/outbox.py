@@ -1,7 +1,8 @@
 """The outbox: answers to be delivered to a channel, each under one delivery id.
 
-A prepared delivery is sent, or stays visible as unknown or dead. One row is claimed by one sender at a time. Each has
-an expiry and a bounded number of attempts. The channel decides whether to try again after an unknown result.
+A prepared delivery is either sent or stays visible as unknown or dead. A row is claimed by only one sender at a time.
+Each delivery has an expiry and a bounded number of attempts. The channel decides whether to try again after an unknown
+result.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ def prepare(
 
 
 def claim_due(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> list[DeliveryRow]:
-    """Claims up to `limit` due deliveries for sending, the longest overdue first. Up to `limit` expired deliveries
-    become dead; further expired ones are not sent either."""
+    """Claims up to `limit` due deliveries for sending, the longest overdue first. Also marks up to `limit` expired
+    deliveries as dead. Further expired deliveries are not sent either."""
     db.execute(
         "UPDATE outbox SET state = 'dead', error = coalesce(error, 'expired') WHERE id IN (SELECT id FROM outbox"
         " WHERE state IN ('prepared', 'unknown') AND due <= ?1 AND expires <= ?1 ORDER BY due LIMIT ?2)",
@@ -70,8 +71,8 @@ def mark_failed(
     db: Db, id: str, *, error: str, due: float, attempts: int, permanent: bool = False
 ) -> DeliveryState | None:
     """Records that the delivery has certainly failed. It is tried again at `due`. It becomes dead after `attempts`,
-    after its expiry, or immediately if the error is `permanent`. Returns its new state, or None if it was not being
-    sent."""
+    after its expiry, or immediately if the error is `permanent`. Returns its new state, or None if the delivery was not
+    being sent."""
     row = db.execute(
         "UPDATE outbox SET error = ?1, due = ?2,"
         " state = CASE WHEN attempts >= ?3 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"
@@ -83,7 +84,7 @@ def mark_failed(
 
 
 def recover(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> int:
-    """Marks up to `limit` deliveries that were being sent when the process died as unknown. Called at start. Returns
+    """Marks up to `limit` deliveries that were being sent when the process died as unknown. Called at startup. Returns
     their number."""
     chosen = "" if channels is None else f" AND channel IN ({', '.join('?' * len(channels))})"
     db.execute(

@@ -2,9 +2,9 @@
 
 Keys are stored only as digests. A lookup is one exact match of 32 bytes that nobody can choose freely (the token has
 240 random bits), so its timing reveals nothing. A code works once. A revoked or expired key is treated as absent, but
-its digest stays known. A browser's sign-in is one row with two digests, of its cookie and of its page token: each is
+its digest is kept. A browser's sign-in is one row with the digests of its cookie and its page token. Each of these is
 useless without the other. Every addition, revocation and sign-in is recorded in the audit log in the same transaction;
-`by` is the acting principal, None for the gateway itself.
+`by` is the acting principal, or None for the gateway itself.
 """
 
 from typing import Literal
@@ -22,8 +22,8 @@ _agents = msgspec.json.Decoder(tuple[str, ...]).decode
 _COLUMNS = "principals.id, name, role, agents, principals.created"
 _KEY_COLUMNS = "id, principal, kind, label, created, expires, used, revoked"
 _USED_EVERY = 60.0
-"""Seconds. `used` shows an operator whether a key is in use; one-minute precision is enough and saves a write per
-call."""
+"""The precision of `used` in seconds. `used` shows an operator whether a key is in use. A precision of one minute is
+enough and saves a write per call."""
 
 
 def add(
@@ -75,8 +75,8 @@ def add_key(
     *,
     by: str | None = None,
 ) -> str:
-    """Records a key's digest. Returns the key's id, which is not secret. Cookies are added on sign-in; `page` is
-    then the digest of the page token."""
+    """Records a key's digest. Returns the key's id, which is not secret. Cookies are added on sign-in. For them, `page`
+    is the digest of the page token."""
     id = new_id("k")
     db.execute(
         "INSERT INTO keys(id, principal, kind, digest, label, created, expires, page_digest)"
@@ -114,7 +114,7 @@ def key_exists(db: Db, digest: bytes) -> bool:
 
 
 def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
-    """Uses a one-time code. Returns its principal, once."""
+    """Uses a one-time code. Returns its principal the first time, and None afterwards."""
     principal = db.execute(
         "UPDATE keys SET used = ?1, revoked = ?1 WHERE digest = ?2 AND kind = 'code' AND revoked IS NULL"
         " AND (expires IS NULL OR expires > ?1) RETURNING principal",
@@ -127,7 +127,7 @@ def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
 
 
 def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
-    """The reason why a code was refused. A code that stopped working is deleted after a while, and is unknown from then
+    """The reason why a code was refused. A code that no longer works is deleted after a while, and is unknown from then
     on."""
     rows = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchall()
     return "unknown" if not rows else "expired" if rows[0][0] is None else "used"
@@ -155,7 +155,8 @@ def revoke(
     principal: str | None = None,
     by: str | None = None,
 ) -> list[str]:
-    """Revokes valid keys of this kind: all, only the one with this id, or those of one principal. Returns the ids."""
+    """Revokes valid keys of this kind: all of them, only the one with this id, or those of one principal. Returns the
+    ids."""
     where, values = _matching(kind=kind, id=id, principal=principal)
     rows = db.execute(
         "UPDATE keys SET revoked = ? WHERE revoked IS NULL AND (expires IS NULL OR expires > ?)"
@@ -169,8 +170,8 @@ def revoke(
 
 
 def prune_keys(db: Db, before: float, limit: int) -> int:
-    """Deletes up to `limit` codes and cookies that stopped working before the given time. Returns their number. Keys
-    are never deleted, so that they remain known."""
+    """Deletes up to `limit` codes and cookies that stopped working before the given time. Returns their number. Keys of
+    other kinds are never deleted, so `key_exists` still recognises them."""
     db.execute(
         "DELETE FROM keys WHERE id IN (SELECT id FROM keys WHERE kind IN ('code', 'cookie')"
         " AND coalesce(revoked, expires) < ? LIMIT ?)",
@@ -180,7 +181,8 @@ def prune_keys(db: Db, before: float, limit: int) -> int:
 
 
 def _matching(**columns: str | None) -> tuple[str, list[str]]:
-    """The condition for these columns, and its values. None matches any value."""
+    """Returns the SQL condition for these columns, and its parameters. A column with the value None is not
+    restricted."""
     chosen = {column: value for column, value in columns.items() if value is not None}
     return " AND ".join(f"{column} = ?" for column in chosen) or "TRUE", list(chosen.values())
 

@@ -1,8 +1,9 @@
 """Background processes of sessions, each recorded before it is spawned.
 
-The row of a process is written before the process exists, so that processes that survive a crash are known by name. A
-live name belongs to one process of its session. An end is recorded once, and reported to the agent once. The rows say
-which processes should be alive; the code that spawns and ends processes compares them with those that are.
+The row of a process is written before the process exists, so processes that survive a crash can be found by name. No
+two live processes of a session have the same name. The end of a process is recorded once, and reported to the agent
+once. The rows say which processes should be alive. The code that spawns and ends processes compares the rows with the
+processes that are alive.
 """
 
 from collections.abc import Sequence
@@ -108,8 +109,8 @@ def mark_ended(
     db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, end_reported: bool = False
 ) -> ProcessRow | None:
     """Records the end of a process: it exited (exited), was stopped (ended), or was lost with the gateway (lost).
-    Returns the row once, and None if the end is already recorded. `end_reported` is true if the agent already knows of
-    the end, because it requested it."""
+    Returns the row, or None if the end is already recorded. `end_reported` is True if the agent already knows of the
+    end because it stopped the process itself."""
     db.lock("process", id)
     row = db.execute(
         f"UPDATE processes SET state = ?, exit_code = ?, ended = ?, told = ? WHERE id = ? AND {_LIVE}"
@@ -146,13 +147,13 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 
 
 def live(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Processes of all sessions that should be alive, by id; `after` is the last one seen."""
+    """Processes of all sessions that should be alive, ordered by id. `after` is the last id seen."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE {_LIVE} AND id > ? ORDER BY id LIMIT ?", (after, limit))
     return [_row(row) for row in rows]
 
 
 def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Processes of live sessions that were lost with the gateway and are marked `restart`, by id."""
+    """Processes of live sessions that were lost with the gateway and are marked `restart`, ordered by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE state = 'lost' AND restart = 1"
         " AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -162,7 +163,7 @@ def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRo
 
 
 def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Ended processes of live sessions whose end the agent does not know yet, by id."""
+    """Ended processes of live sessions whose end has not been reported to the agent yet, ordered by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE processes.ended IS NOT NULL"
         " AND told = 0 AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -172,8 +173,8 @@ def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow
 
 
 def mark_reported(db: Db, id: str) -> bool:
-    """Records that the agent has been informed of this end, by another write in the same transaction. Returns False if
-    that was already recorded."""
+    """Records that the end of this process has been reported to the agent by another write in the same transaction.
+    Returns False if that was already recorded."""
     db.lock("process", id)
     marked = db.execute(
         "UPDATE processes SET told = 1 WHERE id = ? AND ended IS NOT NULL AND told = 0 RETURNING 1", (id,)

@@ -1,8 +1,8 @@
-"""Receipts: external identities of accepted messages, which make repeated deliveries recognisable.
+"""Receipts: external identities of accepted messages, by which repeated deliveries are recognised.
 
-There is at most one valid receipt for a (principal, source, key); an expired one is treated as absent. `prune` bounds
-their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because of
-another principal.
+There is at most one valid receipt for a (principal, source, key). An expired receipt is treated as absent. `prune`
+bounds their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because
+of another principal.
 """
 
 import msgspec
@@ -12,7 +12,8 @@ from tidegate.store.rows import ReceiptRow, decode_outcome, encode
 from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
-"""A turn that delegated a task may wait for a person for a long time. It deletes the receipt itself when it ends."""
+"""Seconds for which a delegated task's receipt is kept. The turn that delegated the task may wait for a person for a
+long time. Its end deletes the receipt."""
 
 BATCH = 1000
 """The most rows that one call of `prune` removes, so that no write waits long behind it."""
@@ -35,8 +36,8 @@ def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRo
 
 
 def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
-    """Records the receipt for a turn. It replaces an older receipt with the same identity that has expired, or whose
-    turn asked for a retry. A caller that uses `find` first never replaces a valid one."""
+    """Records the receipt for a turn. Replaces an older receipt with the same identity, which must have expired or have
+    an outcome that asked the caller to retry. A caller that uses `find` first never replaces a valid receipt."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -56,8 +57,8 @@ def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: 
 
 
 def finish(db: Db, turn: str, outcome: Outcome) -> int:
-    """Stores the outcome with the turn's receipts, for a turn whose rows are about to be deleted. Returns their
-    number."""
+    """Stores the outcome in the turn's receipts. Used for a turn whose rows are about to be deleted. Returns the number
+    of receipts."""
     if db.execute("SELECT 1 FROM receipts WHERE turn = ? LIMIT 1", (turn,)).get is None:
         return 0
     db.execute("UPDATE receipts SET outcome = ? WHERE turn = ?", (encode(outcome), turn))
@@ -65,7 +66,7 @@ def finish(db: Db, turn: str, outcome: Outcome) -> int:
 
 
 def of_task(turn: str, step: str, digest: bytes) -> Receipt:
-    """The identity of the task that a turn delegates in this step."""
+    """Returns the receipt that identifies the task which a turn delegates in this step."""
     return Receipt(source=DELEGATED, key=f"{turn}/{step}", digest=digest, keep=TASK_SECONDS)
 
 
@@ -79,8 +80,8 @@ def forget_tasks(db: Db, principal: str, turn: str) -> int:
 
 
 def prune(db: Db, now: float, cap: int) -> int:
-    """Removes expired receipts and, beyond `cap`, those of the principal with the most, in the order of expiry. Removes
-    a bounded number per call."""
+    """Removes expired receipts. If more than `cap` are left, also removes receipts of the principal who has the most,
+    in the order of expiry. Removes a bounded number per call."""
     db.execute(
         "DELETE FROM receipts WHERE (principal, source, key) IN"
         " (SELECT principal, source, key FROM receipts WHERE expires <= ? LIMIT ?)",

@@ -1,9 +1,9 @@
-"""Full-text search in messages, and for sessions by a few words.
+"""Full-text search: in messages, and for sessions that contain a few words.
 
 Any text is a valid query. Only sessions of the searching principal are searched. Texts are not stored twice: the index
-contains only words and numbers. `index` adds messages in batches, off the hot path; a search first catches up by a
-bounded amount and reports if that was not enough. The index's own tokenizer defines words everywhere: in messages,
-queries and titles.
+contains only words and numbers. `index` adds messages in batches, off the hot path. A search first indexes a bounded
+number of waiting messages and reports if that was not enough. Messages, queries and titles are all split into words by
+the index's tokenizer.
 
 An entry of the index is numbered by its session and its message, and the sessions of one principal have adjacent
 numbers. So one conversation is one range of the index, all conversations of a person are a few ranges, and a search
@@ -27,41 +27,47 @@ T = TypeVar("T")
 BATCH = 200
 """The most messages per indexing write, so that a turn's write does not wait long behind it."""
 BATCH_CHARACTERS = 200_000
-"""The most text per indexing write, apart from its last message; some ten milliseconds of work."""
+"""The most characters per indexing write, not counting its last message. Indexing them takes some ten milliseconds."""
 CATCH_UP = 100
-"""The most batches that a search indexes before it answers: a quarter of a second."""
+"""The most batches that a search indexes before it returns results, which takes a quarter of a second."""
 WORDS = 16
-"""Words of a query that are used."""
+"""The most words of a query that are used."""
 INDEXED_CHARACTERS = 200_000
-"""The searchable part of a long message. The rest is usually a dump or a page, and is still in the transcript."""
+"""The number of characters of a long message that are searchable. The rest is usually a dump or a web page, and is
+still in the transcript."""
 TITLES = 2_000
-"""Sessions whose titles one read checks: some milliseconds. Titles have no index, since they change and are short."""
+"""The number of sessions whose titles one read checks in some milliseconds. Titles have no index, since they change and
+are short."""
 HITS = 10_000
-"""Matching messages that one read checks: some ten milliseconds."""
+"""The number of matching messages that one read checks in some ten milliseconds."""
 HITS_AT_ONCE = 1_000
-"""Rows of one statement: the contents of this many messages may be in memory."""
+"""The number of rows per statement. The contents of this many messages may be in memory at a time."""
 READS = 100
-"""Reads of either kind per search, so that no query can keep the readers busy: two hundred thousand titles and a
-million messages, the latest first."""
+"""The most reads of titles and of messages per search, so that no query can keep the readers busy. They cover the
+latest two hundred thousand titles and the latest million matching messages."""
 SKIPPED = 200
-"""Further matches in a session already found that one read skips; then it continues after that session."""
+"""The number of further matches in an already found session that one read skips. The next read continues after that
+session."""
 MENTION_BYTES = 4 * 1024 * 1024
-"""Bytes of messages that one read of mentions decompresses, apart from the last: some ten milliseconds."""
+"""Bytes of messages that one read of mentions decompresses in some ten milliseconds, not counting the last message."""
 MESSAGE_BITS = 32
-"""Bits of an entry's number for the message; the bits above are for the session. That is enough for four billion
-messages and a billion sessions."""
+"""The number of low bits in an entry's number that hold the message. The higher bits hold the session. That is enough
+for four billion messages and a billion sessions."""
 EXTENT = 4096
-"""Numbers first reserved for a principal's sessions: all conversations of most people fit in one range."""
+"""How many numbers are first reserved for a principal's sessions. The conversations of most people fit into this one
+range."""
 EXTENT_GROWTH = 16
-"""The factor by which further reservations grow, so that ranges stay few: each is searched separately."""
+"""The factor by which further reservations grow. It keeps the number of ranges small, since each range is searched
+separately."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
-"""Tools that quote messages: their arguments and results are not indexed as further mentions."""
+"""Tools that quote messages. Their arguments and results are not indexed, so that they do not count as further
+mentions."""
 _MESSAGE = (1 << MESSAGE_BITS) - 1
 LAST = 2**62
-"""A number above that of any entry."""
+"""A number higher than that of any entry."""
 
 Before = tuple[float, str]
-"""A session's last activity, and its id: a position in the list of titles."""
+"""A position in the list of titles: a session's last activity, and its id."""
 
 
 class Searchable(Protocol):
@@ -70,7 +76,7 @@ class Searchable(Protocol):
 
 
 class Mention(Row, frozen=True):
-    """A message that was found: its entry in the index, its position in its session's transcript."""
+    """A message that was found, with its entry in the index and its position (`place`) in its session's transcript."""
 
     entry: int
     session: str
@@ -89,7 +95,7 @@ def count_unindexed(db: Db) -> int:
 
 
 def is_behind(db: Db, turn: str) -> bool:
-    """True if messages that a search of this turn may find are not indexed yet."""
+    """True if messages of other turns, which a search of this turn could find, are not indexed yet."""
     waiting = db.execute(
         "SELECT 1 FROM messages WHERE id > (SELECT value FROM meta WHERE key = 'indexed') AND turn IS DISTINCT FROM ?"
         " LIMIT 1",
@@ -132,8 +138,8 @@ def index(db: Db, batch: int = BATCH) -> int:
 
 
 def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> None:
-    """Removes messages of a session from the index. `which` selects their ids. Messages beyond the mark are not indexed
-    yet."""
+    """Removes messages of a session from the index. The query `which` selects their ids. Messages beyond the mark are
+    left out, since they are not indexed yet."""
     number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
     if number is not None:
         mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
@@ -144,7 +150,8 @@ def unindex(db: Db, session: str, which: str, values: Sequence[str | int]) -> No
 
 
 def searchable(message: Message) -> str:
-    """The searchable text of a message: its text, the gateway's notes on it, and the arguments of its tool calls."""
+    """Returns the searchable text of a message: its text, the gateway's notes on it, and the names and arguments of its
+    tool calls."""
     if message.role == "tool" and message.name in QUOTING:
         return ""
     parts = [message.text, message.aside]
@@ -155,7 +162,7 @@ def searchable(message: Message) -> str:
 
 
 def _readable(arguments: str) -> str:
-    """A call's arguments without the syntax and escapes of JSON; unchanged if they are not JSON."""
+    """Returns a call's arguments without the syntax and escapes of JSON, or unchanged if they are not JSON."""
     try:
         return "\n".join(_leaves(msgspec.json.decode(arguments)))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -170,7 +177,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _number(db: Db, session: str) -> int:
-    """The session's number, which is assigned when its first message is indexed and never changes."""
+    """Returns the session's number. It is assigned when the session's first message is indexed, and never changes."""
     known = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
     if known is not None:
         return int(known)
@@ -192,8 +199,8 @@ def _number(db: Db, session: str) -> int:
 
 
 def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
-    """The ranges of the numbers of a principal's sessions, or of one session, as (first, end), the latest first. With
-    None, those of all principals."""
+    """The ranges of session numbers of a principal, or of one session, as (first, end), the latest first. If
+    `principal` is None, one range contains the sessions of all principals."""
     if session is not None:
         number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
         return [] if number is None else [(number, number + 1)]
@@ -231,9 +238,9 @@ def session_of(db: Db, principal: str, number: int) -> str | None:
 def results_below(
     db: Db, principal: str, own: str, number: int, span: int, limit: int
 ) -> tuple[list[tuple[int, SpooledRow]], int | None]:
-    """Spooled texts of a principal's sessions with numbers below that one: the latest session first, and the newest
-    text first in each. At most `span` numbers are searched; the second value says where to continue, None at the end.
-    Of one-shot conversations only `own` is searched."""
+    """Returns spooled texts from the principal's sessions whose number is below `number`: latest session first, and
+    newest text first within each. At most `span` session numbers are searched. The second value is the number to
+    continue from, or None at the end. The only one-shot conversation searched is `own`."""
     found: list[tuple[int, SpooledRow]] = []
     for first, end in ranges(db, principal):
         end = min(end, number)
@@ -272,9 +279,10 @@ def search_messages(
     below: int = LAST,
     limit: int = 20,
 ) -> tuple[list[T], int | None]:
-    """The next messages that contain every word of the query (a word that ends in * is a prefix), converted by `show`,
-    and where to continue. Searches one session of the principal, or all of them, the latest first; in each, the latest
-    message first. Of one-shot conversations only `own` is searched. The running `turn` is left out."""
+    """Returns the next messages that contain every word of the query, converted by `show`, and the entry to continue
+    from. A word that ends in * is a prefix. Searches one session of the principal or all of them: latest session first,
+    and latest message first within each. The only one-shot conversation searched is `own`. Messages of the running
+    `turn` are left out."""
     match = matching(db, query)
     if not match:
         return [], None
@@ -299,8 +307,8 @@ def search_messages(
 
 
 def _matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[Any]:
-    """At most `HITS` rows in the given range of entries, the highest entry first. They are read with several
-    statements, so that only the rows of one statement are in memory at a time."""
+    """Yields at most `HITS` rows in the given range of entries, the highest entry first. Several statements are used,
+    so that only the rows of one statement are in memory at a time."""
     left = HITS
     while left > 0:
         number, size = 0, min(HITS_AT_ONCE, left)
@@ -322,7 +330,7 @@ MENTIONS_QUERY = (
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
-    """The message with this number, unless it is undone, has no position, or belongs to the given turn."""
+    """The message with this row id, unless it was undone, has no position, or belongs to the given turn."""
     others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
         f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
@@ -336,12 +344,12 @@ def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
 
 
 def matching(db: Db, query: str) -> str:
-    """The query in the syntax of the index; empty if it contains no words."""
+    """Returns the query in the syntax of the index, or an empty string if it contains no words."""
     return dialect.match_words(words(db, query))
 
 
 def words(db: Db, query: str) -> list[str]:
-    """The words of the query; prefixes end in *."""
+    """Returns the words of the query. Prefixes end in *."""
     tokens = dialect.tokenizer(db)
     found: list[str] = []
     for part in query.split():
@@ -367,8 +375,9 @@ class SearchableMessage(Row, frozen=True):
 
 
 def next_messages(db: Db, index: str, batch: int, characters: int) -> tuple[list[SearchableMessage], int | None]:
-    """The next messages with text for the plug-in index, and the mark after them; None if there are none. At most
-    `batch` messages are read and, apart from the last, `characters` of text. Ephemeral sessions are left out."""
+    """Returns the next messages with text for the plug-in index, and the mark after them, or None if there are none.
+    Reads at most `batch` messages and at most `characters` characters of text, not counting the last message. Ephemeral
+    sessions are left out."""
     mark = db.execute("SELECT value FROM meta WHERE key = ?", (_mark_of(index),)).get or 0
     found: list[SearchableMessage] = []
     last: int | None = None
@@ -408,9 +417,9 @@ def _mark_of(index: str) -> str:
 async def search(
     store: Searchable, query: str, *, principal: str | None, ended: bool | None = None, limit: int = 20
 ) -> list[str]:
-    """Ids of the sessions that contain every word of the query (the last may be a prefix): first those with the words
-    in their title or name, the last active first; then those with the words in one message, the latest mention first.
-    `principal=None` is the operator's view."""
+    """Returns the ids of sessions that contain every word of the query; the last word may be a prefix. Sessions with
+    the words in their title or name come first, the most recently active first. They are followed by sessions with all
+    the words in one message, the latest message first. `principal=None` is the operator's view."""
     await catch_up(store)
     found: dict[str, None] = {}
     before: Before | None = None
@@ -433,8 +442,8 @@ async def search(
 def search_titles(
     db: Db, query: str, *, principal: str | None, ended: bool | None, before: Before | None
 ) -> tuple[list[str], Before | None]:
-    """The matches among the next sessions, by words in their title or name, and where to continue. A principal's own
-    sessions are read by activity; the operator's view reads all of them by id, the latest first."""
+    """Returns the sessions among the next `TITLES` whose title or name contains the words, and the position to continue
+    from. A principal's sessions are read by activity, and all sessions (for the operator) by id, the latest first."""
     tokens = dialect.tokenizer(db)
     words = tokens(query)[:WORDS]
     if not words:
@@ -460,8 +469,8 @@ def search_titles(
 def search_mentions(
     db: Db, query: str, *, principal: str | None, ended: bool | None, below: int
 ) -> tuple[dict[str, int], int | None]:
-    """The next sessions with a message that contains the words, each with its latest such message, and where to
-    continue."""
+    """Returns the next sessions with a message that contains the words, each with the id of its latest such message,
+    and the entry to continue from."""
     words = dialect.tokenizer(db)(query)[:WORDS]
     if not words:
         return {}, None

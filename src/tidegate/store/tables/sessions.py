@@ -1,7 +1,7 @@
 """Sessions: their creation, prompt, end and deletion, and the end hooks that are still to run.
 
-A session ends once, in one transaction with everything that ends with it, and is never written to afterwards. A live
-name belongs to at most one session of its principal. `get` is for internal use (recovery, turns); code that serves a
+A session ends once, in one transaction with everything that ends with the session, and is never written to afterwards.
+A principal has at most one live session of each name. `get` is for internal use (recovery, turns); code that serves a
 caller uses `owned`, `live_by_name` or `listing` with the caller's principal.
 
 End hooks: a row is added in the transaction that ends the session or marks it for deletion, and marked done once. Hooks
@@ -46,7 +46,8 @@ _SESSION_ENDED = encode(
 
 
 DELETE_HOOK = "(delete)"
-"""The pending hook of a session that is to be deleted once all its other hooks are done; no real hook has this name."""
+"""The name of the pending hook of a session that is to be deleted once all its other hooks are done. No real hook has
+this name."""
 
 
 class SessionEnd(Row, frozen=True):
@@ -73,8 +74,9 @@ def create(
     memory_seen: int = 0,
     caller_tools: bytes = b"",
 ) -> SessionRow:
-    """Creates a session with a frozen prompt and tools. `extra` is the session's own end of the prompt; it is stored
-    only there. Raises Conflict if the principal has a live session of this name."""
+    """Creates a session with a frozen prompt and tools. `extra` is the end of the prompt that is specific to this
+    session. It is stored only as part of the prompt. Raises Conflict if the principal has a live session of this
+    name."""
     length, digest = _extra(extra)
     _check_extra(prefix, length, digest)
     frozen = _keep_prefix(db, prefix)
@@ -120,13 +122,14 @@ def is_live(db: Db, id: str) -> bool:
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """The sessions among these ids that exist, ended or not. Files of any other id belong to no session."""
+    """Returns the ids in `ids` that belong to existing sessions, ended or not. Files with other ids belong to no
+    session."""
     rows = db.execute(f"SELECT id FROM sessions WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 
 
 def version(db: Db, id: str) -> int:
-    """A counter that increases with every change of the session's content that models see, and with its end; -1 if the
+    """A counter that increases with the session's end and with every change of the content that models see. -1 if the
     session does not exist."""
     found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
     return -1 if found is None else found
@@ -154,8 +157,9 @@ def listing(
     limit: int = 50,
     before: tuple[float, str] | None = None,
 ) -> list[SessionRow]:
-    """Lists sessions, the most recently active first. `before` is (active, id) of the last one seen. `principal=None`
-    is the operator's view of all sessions. Sessions of delegated tasks belong to other sessions and are left out."""
+    """Lists sessions, the most recently active first. `before` is (active, id) of the last session seen.
+    `principal=None` is the operator's view of all sessions. Sessions of delegated tasks belong to other sessions and
+    are left out."""
     where = [f"(kind <> 'ephemeral' OR NOT {_IS_TASK})"]
     values: list[float | str | None] = []
     if principal is not None:
@@ -177,14 +181,14 @@ def listing(
 
 
 def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
-    """The sessions among these ids that exist, in this order."""
+    """Returns the existing sessions with these ids, in the order of the ids."""
     rows = (db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (id,)).get for id in ids)
     return [SessionRow(*row) for row in rows if row is not None]
 
 
 def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
-    """Replaces the session's frozen prompt and tools, which are never changed otherwise. Returns True if they are
-    different. Raises Conflict if the prompt does not end with the session's own part."""
+    """Replaces the session's frozen prompt and tools, which are never changed otherwise. Returns True if the new ones
+    differ from the old ones. Raises Conflict if the prompt does not end with the session's own part."""
     db.lock("session", id)
     row = get(db, id)
     if row is None or row.ended is not None:
@@ -212,8 +216,8 @@ def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> 
 
 
 def reencode(db: Db, id: str, encoder: int) -> bool:
-    """Records the encoder version of the session's requests from now on. Returns False if it is unchanged, or if the
-    session has ended."""
+    """Records the encoder version that the session's requests use from now on. Returns False if the version is
+    unchanged, or if the session has ended."""
     db.lock("session", id)
     changed = db.execute(
         "UPDATE sessions SET encoder = ?1 WHERE id = ?2 AND ended IS NULL AND encoder <> ?1 RETURNING 1", (encoder, id)
@@ -222,7 +226,7 @@ def reencode(db: Db, id: str, encoder: int) -> bool:
 
 
 def identity(prefix: Prefix) -> bytes:
-    """The id under which a prefix is stored: equal for equal prefixes."""
+    """Returns the id under which a prefix is stored. Equal prefixes have equal ids."""
     return hashlib.sha256(encode(prefix)).digest()
 
 
@@ -234,19 +238,19 @@ def prefix(db: Db, prefix_id: bytes) -> Prefix:
 
 
 def extra(db: Db, row: SessionRow) -> str:
-    """The session's own part of its frozen prompt, which is its end."""
+    """Returns the part of the frozen prompt that is specific to this session. It is the end of the prompt."""
     if not row.extra_length or row.prefix is None:
         return ""
     return prefix(db, row.prefix).prompt[-row.extra_length :]
 
 
 def has_extra(row: SessionRow, extra: str) -> bool:
-    """True if this is the session's own part of the prompt, apart from surrounding whitespace."""
+    """True if `extra` is the part of the prompt that is specific to this session, apart from surrounding whitespace."""
     return _extra(extra) == (row.extra_length, row.extra_digest)
 
 
 def set_title(db: Db, id: str, title: str) -> None:
-    """Sets the title. The version is unchanged, since models do not see the title."""
+    """Sets the title. The session's version stays the same, since models do not see the title."""
     db.lock("session", id)
     _change(db, id, "title = ?", (title,))
 
@@ -260,8 +264,8 @@ def touch(db: Db, id: str, now: float) -> None:
 def end(
     db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
 ) -> SessionEnd | None:
-    """Ends the session for good, exactly once. Returns None if it has already ended or does not exist or, with
-    `only_idle_since`, if `idle` would no longer return it.
+    """Ends the session for good, exactly once. Returns None if the session has already ended or does not exist. With
+    `only_idle_since`, also returns None if `idle` would no longer return the session.
 
     In the same transaction, settings and the saved shell are deleted, open approvals are cancelled, the workspace
     becomes trash, and queued turns are refused. Their messages enter the transcript as unanswered, now or at the end of
@@ -307,9 +311,9 @@ def mark_for_deletion(db: Db, id: str) -> bool:
 def delete(db: Db, id: str) -> bool:
     """Deletes the session and everything that belongs only to it. Returns False if it does not exist.
 
-    Receipts of an ephemeral session that contain their outcome stay until they expire, and its usage rows keep their
-    principal. For a named session, the hourly spending of its principal stays. `maintenance.tidy` deletes the prompt of
-    an ephemeral session later, since the next session usually has the same one.
+    For an ephemeral session, receipts that contain their outcome are kept until they expire, and the usage rows keep
+    their principal. For a named session, the hourly spending of its principal is kept. `maintenance.tidy` deletes the
+    prompt of an ephemeral session later, since the next session usually has the same one.
     """
     db.lock("session", id)
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
@@ -338,8 +342,9 @@ def delete(db: Db, id: str) -> bool:
 
 
 def delete_messages(db: Db, id: str, limit: int) -> int:
-    """Deletes the first `limit` messages of an ended session before the session itself, whose deletion would take too
-    long with all of them. Returns the number of deleted rows: 0 while any hook other than the deletion is pending."""
+    """Deletes the first `limit` messages of an ended session. This prepares for `delete`, which would take too long
+    with all messages. Returns the number of deleted rows, which is 0 while any hook other than the deletion is
+    pending."""
     db.lock("session", id)
     over = db.execute(
         "SELECT 1 FROM sessions WHERE id = ?1 AND ended IS NOT NULL"
@@ -378,7 +383,8 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
 
 
 def _lower_mark(db: Db) -> None:
-    """Row ids are reused once the highest row is deleted; the mark must not be above the id of a future row."""
+    """Lowers the marks of the search indexes to the highest row id. Row ids are reused once the highest row is deleted,
+    and a mark must not be above the id of a future row."""
     db.execute(
         "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
         " WHERE (key = 'indexed' OR key LIKE 'indexed:%') AND value > (SELECT coalesce(max(id), 0) FROM messages)"
@@ -394,7 +400,8 @@ def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
 
 
 def _extra(text: str) -> tuple[int, bytes]:
-    """Length and digest of a session's own part of the prompt, without surrounding whitespace."""
+    """Returns the length and digest of the part of the prompt that is specific to a session, without surrounding
+    whitespace."""
     text = text.strip()
     return len(text), hashlib.sha256(encode(text)).digest() if text else b""
 
@@ -423,7 +430,7 @@ def _refusal(db: Db, id: str, otherwise: str) -> Conflict | NotFound:
 
 
 def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
-    """Deletes the prefix unless a session uses it. Returns the number deleted."""
+    """Deletes the prefix unless a session uses it. Returns the number of deleted prefixes."""
     db.execute(
         "DELETE FROM prefixes WHERE id = ? AND NOT EXISTS(SELECT 1 FROM sessions WHERE prefix = ?)",
         (prefix_id, prefix_id),
@@ -441,7 +448,8 @@ def owe_hook(db: Db, session: str, hook: str) -> None:
 
 
 def pending_hooks(db: Db, limit: int = 1000, after: tuple[str, str] = ("", "")) -> list[tuple[str, str]]:
-    """(session, hook) of all hooks that are still to run, in that order; `after` is the last one seen."""
+    """Returns (session, hook) for all hooks that are still to run, ordered by session and hook. `after` is the last
+    pair seen."""
     rows = db.execute(
         "SELECT session, hook FROM endings WHERE done IS NULL AND (session, hook) > (?, ?)"
         " ORDER BY session, hook LIMIT ?",
@@ -468,8 +476,8 @@ def attempt_hook(db: Db, session: str, hook: str) -> int:
 
 
 def finish_hook(db: Db, session: str, hook: str, now: float) -> bool:
-    """Marks the hook as done. Returns True exactly once, so a caller that performs the effect of the hook in the same
-    transaction performs it exactly once."""
+    """Marks the hook as done. Returns True only the first time. So if the effect of the hook is performed in the same
+    transaction, it happens exactly once."""
     db.lock("session", session)
     first = db.execute(
         "UPDATE endings SET done = ? WHERE session = ? AND hook = ? AND done IS NULL RETURNING 1", (now, session, hook)

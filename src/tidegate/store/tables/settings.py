@@ -1,13 +1,14 @@
-"""Settings of a session (model, reasoning, …) that a person has chosen, with source and expiry; model switches.
+"""Settings of a session (model, reasoning, …) that a person has chosen, with source and expiry, and switches of the
+model.
 
-A setting lives exactly as long as its session, or until its expiry or `clear`; an ended session has none and gets none.
-It expires exactly at its time, whenever its row is removed. The operator can see all settings except those that the
-gateway keeps for itself.
+A setting lasts until its session ends, its time expires, or it is cleared. An ended session has no settings, and none
+can be added. A setting expires exactly at its time, even if its row is removed later. The operator can see all settings
+except those that the gateway keeps for itself.
 
-The model is told about a switch once, with the next message, in the transaction that takes its turn. The note survives
-restarts until then. A choice that is taken back before the next message is not mentioned. A temporary choice is
-mentioned at its beginning and at its end. Pending switches are stored as a setting of the session, so a turn without
-one costs no extra read.
+The model is notified of a switch once, with the next message, in the transaction that takes the turn of that message.
+Until then the notification survives restarts. A choice that is undone before the next message is not mentioned. A
+temporary choice is mentioned when it begins and when it ends. Pending switches are stored as a setting of the session,
+so a turn without a switch costs no extra read.
 """
 
 from collections.abc import Sequence
@@ -21,10 +22,10 @@ from tidegate.store.tables import messages
 from tidegate.store.tables.turns import refusal
 
 OWN = "_"
-"""Prefix of keys that the gateway keeps for itself: no person chose them, so they are not listed."""
+"""Prefix of keys that are internal to the gateway. They are not listed, since no person chose them."""
 
 SWITCH_KEY = f"{OWN}switch"
-"""The key of the setting that holds model switches which the model has not been told about yet."""
+"""The key of the setting that stores the switches of which the model has not been notified yet."""
 
 SWITCH_TEXT = (
     "The user switched this conversation from model {before} to model {after}; earlier answers are {before}'s."
@@ -67,7 +68,7 @@ def clear(db: Db, session: str, key: str | None = None) -> int:
 
 def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
     """Lists the current settings of all sessions for the operator, the latest first. `before` is (at, session, key) of
-    the last one seen."""
+    the last setting seen."""
     earlier = "" if before is None else " AND (at, session, key) < (?, ?, ?)"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?)"
@@ -120,8 +121,8 @@ def note_switch(db: Db, session: str, *, before: str, after: str, own: str, ends
 
 
 def take_switches(db: Db, session: str, rows: Sequence[SettingRow], now: float) -> str:
-    """Returns the text about switches that are due, and marks them as reported; nearly always empty. `rows` are the
-    session's settings."""
+    """Returns the text about switches that are due, and marks them as reported. The text is nearly always empty. `rows`
+    are the session's settings."""
     switches = _switches(rows)
     due = [switch for switch in switches if switch.at <= now]
     if not due:

@@ -12,13 +12,13 @@ from tidegate.store.rows import LISTED, SpooledKind, SpooledRow
 from tidegate.store.tables.turns import refusal
 
 _LAST = 1e300
-"""A time after every row."""
+"""A time later than that of any row."""
 _COLUMNS = "spooled.id, session, turn, spooled.kind, bytes, lines, media_type, spooled.name, spooled.created"
 
 SHOWN = (
     "NOT EXISTS(SELECT 1 FROM messages WHERE messages.turn = spooled.turn AND step IS NOT NULL AND undone IS NOT NULL)"
 )
-"""Condition: the result's turn was not undone."""
+"""An SQL condition: the result's turn was not undone."""
 
 
 def add(
@@ -34,8 +34,8 @@ def add(
     name: str = "",
     now: float,
 ) -> SpooledRow:
-    """Adds a row. Must be committed after the file is complete and before anything refers to it. Refused in an ended
-    session."""
+    """Adds a row. Must be committed after the file is complete and before anything refers to the file. Raises an error
+    if the session has ended."""
     db.lock("session", session)
     added = db.execute(
         "INSERT INTO spooled(id, session, turn, kind, bytes, lines, media_type, name, created)"
@@ -89,8 +89,8 @@ def total(db: Db, session: str) -> int:
 def of_session(
     db: Db, session: str, *, principal: str | None, after: tuple[float, str] = (0.0, ""), limit: int = LISTED
 ) -> list[SpooledRow]:
-    """The session's results, the oldest first; `after` is (created, id) of the last one seen. `principal=None` is for
-    the gateway and its operator."""
+    """The session's results, the oldest first; `after` is (created, id) of the last result seen. `principal=None` is
+    for the gateway and its operator."""
     whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session"
@@ -104,7 +104,7 @@ def of_session(
 def latest_texts(
     db: Db, session: str, *, before: tuple[float, str] | None = None, limit: int = LISTED
 ) -> list[SpooledRow]:
-    """The session's text results that were not undone, the newest first; `before` is (created, id) of the last one
+    """The session's text results that were not undone, the newest first; `before` is (created, id) of the last result
     seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled WHERE session = ? AND (created, id) < (?, ?) AND kind = 'text'"
@@ -122,6 +122,6 @@ def remove_session(db: Db, session: str) -> int:
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """The ids in the given set that have a row. Any other file belongs to no session."""
+    """Returns the ids in the given set that have a row. Files with other ids belong to no session."""
     rows = db.execute(f"SELECT id FROM spooled WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}

@@ -1,10 +1,11 @@
 """Summaries that replace old messages in a conversation's requests, as a tree over its transcript.
 
-A summary covers a span of positions, either messages or summaries, and records which; nothing that it covers is changed
-or removed. At any time the applied summaries that no other one covers are adjacent, without a gap, from the first
-position on. Models are shown these, and every message after the last of them. A prepared summary is not shown until it
-is applied. When a message is undone, every summary over it is deleted, and what it covered is shown again. Elisions say
-in which positions long or unreadable content is shown as an excerpt.
+A summary covers a recorded span of positions that contains either messages or other summaries. Nothing that it covers
+is changed or removed. At any time, the applied summaries that are not covered by other summaries follow each other
+without a gap, beginning at the first position. Models see these summaries, and every message after the last one. A
+prepared summary is not shown until it is applied. When a message is undone, every summary that covers the message is
+deleted, and the content of these summaries is shown again. Elisions record the positions at which long or unreadable
+content is shown as an excerpt.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
 
 
 def shown(db: Db, session: str) -> list[SummaryRow]:
-    """The summaries at the beginning of a request, in order."""
+    """The summaries that form the beginning of a request, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent IS NULL AND state = 'applied' ORDER BY first",
         (session,),
@@ -58,7 +59,7 @@ def get(db: Db, session: str, number: int) -> SummaryRow | None:
 
 
 def children(db: Db, session: str, number: int) -> list[SummaryRow]:
-    """The summaries that this one covers, in order; empty if it covers messages."""
+    """The summaries that this summary covers, in order. Empty if it covers messages."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent = ? ORDER BY first", (session, number)
     )
@@ -91,8 +92,8 @@ def drop_prepared(db: Db, session: str) -> int:
 
 
 def uncover(db: Db, session: str, place: int) -> int:
-    """Deletes every summary and elision that covers this position or a later one. What they covered before this
-    position is shown again. Returns the number of summaries deleted."""
+    """Deletes every summary and elision that covers this position or a later one. The content that they covered before
+    this position is shown again. Returns the number of summaries deleted."""
     db.lock("session", session)
     gone: list[Any] = db.execute(
         "SELECT number FROM summaries WHERE session = ? AND last >= ?", (session, place)
@@ -105,7 +106,7 @@ def uncover(db: Db, session: str, place: int) -> int:
 
 
 def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
-    """Records an elision from now on."""
+    """Records an elision, which applies from now on."""
     db.lock("session", session)
     db.execute(
         "INSERT INTO elisions(session, first, last, kind, characters, at) VALUES(?, ?, ?, ?, ?, ?)"
@@ -115,7 +116,7 @@ def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
 
 
 def elisions(db: Db, session: str, after: int = 0) -> list[ElisionRow]:
-    """Elisions that cover positions after the given one."""
+    """Elisions that cover positions after `after`."""
     rows = db.execute(
         "SELECT first, last, kind, characters FROM elisions WHERE session = ? AND last > ? ORDER BY last, first, kind",
         (session, after),
@@ -129,11 +130,12 @@ def count(db: Db, session: str) -> int:
 
 
 def copy(db: Db, source: str, target: str) -> None:
-    """Copies the tree to the transcript that `messages.copy` has made for `target`, where positions are renumbered."""
+    """Copies the summaries and elisions of `source` to the transcript that `messages.copy` made for `target`. That
+    transcript has new positions."""
     db.lock("session", target)
 
     def until(place: int) -> int:
-        """The number of messages up to this position. Undone messages do not count, since they are not copied."""
+        """The number of messages up to this position. Undone messages are not counted, since they are not copied."""
         counted = "SELECT count(*) FROM messages WHERE session = ? AND seq <= ? AND undone IS NULL"
         return int(db.execute(counted, (source, place)).get)
 

@@ -1,9 +1,10 @@
 """Turns: the processing of messages from acceptance to settlement.
 
-A turn moves queued → running → settled and never back; it is settled once. The messages it was accepted with get their
-positions in the transcript in the transaction that takes it. Numbers count within a session: a later turn has a higher
-number. Taking a turn raises its `fence`; writes of an earlier attempt are then refused. The usage of a task is added to
-the turn that delegated it when the task is settled, in the same transaction and therefore once.
+A turn moves from queued to running to settled and never back, and is settled once. The messages with which a turn was
+accepted get their positions in the transcript in the transaction that takes the turn. Numbers count within a session: a
+later turn has a higher number. Taking a turn raises its `fence`; writes of an earlier attempt are then refused. The
+usage of a task is added to the turn that delegated it when the task is settled, in the same transaction and therefore
+once.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ _decode_notices = msgspec.json.Decoder(tuple[str, ...]).decode
 INCOMING = "in-"
 """Prefix of the steps of a turn's own messages, in their order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
-"""Steps of a model's output: its answers, and the part of a stopped answer that was shown."""
+"""The steps of a model's output: prefix of its answers, and the part of a stopped answer that was shown."""
 _NOT_WAITING = (
     "(NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
     " AND NOT EXISTS (SELECT 1 FROM turns AS task WHERE task.within = turns.id"
@@ -88,7 +89,7 @@ def insert(
     running: bool = False,
     within: ParentTurn | None = None,
 ) -> TurnRow:
-    """Adds a queued turn to a live session or, with `running`, a turn that starts immediately."""
+    """Adds a queued turn to a live session. With `running`, the turn starts immediately."""
     db.lock("session", session)
     parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)
     job = job if within is None else within.job
@@ -154,10 +155,11 @@ def get(db: Db, id: str) -> TurnRow | None:
 
 
 def take(db: Db, id: str, now: float) -> TurnRow:
-    """Marks the turn as running. If it comes from the queue, its waiting messages get the next positions and the names
-    in-0, in-1, …. If it is resumed after a crash, only its attempts are counted: messages accepted meanwhile are for
-    `messages.place_steered`. A turn that waits for a person or for a delegated task cannot have caused the crash, so
-    its attempts are not counted and it may wait over any number of starts."""
+    """Marks the turn as running and raises its fence. If it comes from the queue, its waiting messages get the next
+    positions and the names in-0, in-1, …. If it is resumed after a crash, its attempt counter is raised, but its
+    messages are not touched; `messages.place_steered` handles messages accepted in the meantime. A turn that was
+    waiting for a person or a delegated task cannot have caused the crash, so its counter is not raised and it may wait
+    through any number of restarts."""
     db.lock("turn", id)
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, fence = fence + 1, started = ?, state = 'running'"
@@ -187,16 +189,17 @@ def take(db: Db, id: str, now: float) -> TurnRow:
 
 
 def check_fence(db: Db, id: str, fence: int) -> None:
-    """Raises Superseded unless the attempt that took the turn with this fence still holds it. Called first in every
-    transaction in which an attempt writes."""
+    """Raises Superseded if the turn's fence is no longer `fence`, because another attempt has taken the turn. Every
+    transaction in which an attempt writes calls this first."""
     db.lock("turn", id)
     if db.execute("SELECT 1 FROM turns WHERE id = ? AND fence = ?", (id, fence)).get is None:
         raise Superseded
 
 
 def park(db: Db, id: str, fence: int) -> bool:
-    """Records that the running turn was paused on purpose between two steps, to continue at the next start: this
-    attempt does not count against the limit of resumes. Returns False if it is not running, or was taken again."""
+    """Records that the running turn was paused on purpose between two steps, to continue at the next startup. This
+    attempt does not count towards the limit of attempts. Returns False if the turn is not running, or was taken by
+    another attempt."""
     db.lock("turn", id)
     parked = db.execute(
         "UPDATE turns SET attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END"
@@ -207,8 +210,8 @@ def park(db: Db, id: str, fence: int) -> bool:
 
 
 def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
-    """Gives the turn's waiting messages the next positions of the transcript, in the order they were accepted, and the
-    names <prefix>0, <prefix>1, …. Returns their row ids."""
+    """Gives the turn's waiting messages the next positions of the transcript, in the order of acceptance, and the names
+    <prefix>0, <prefix>1, …. Returns their row ids."""
     db.lock("session", session)
     ids = [row[0] for row in db.execute("SELECT id FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))]
     for number, id in enumerate(ids):
@@ -221,8 +224,8 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
 
 
 def open_turns(db: Db) -> list[TurnRow]:
-    """All queued or running turns, which the gateway continues when it starts. Running turns come before queued ones,
-    and the turns of one session are in order."""
+    """All queued or running turns. The gateway continues these at startup. Running turns come before queued ones, and
+    the turns of one session are in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -246,7 +249,7 @@ def waiting(db: Db, session: str) -> int:
 
 
 def waiting_calls(db: Db, session: str) -> list[Call]:
-    """The calls of queued turns, the latest first."""
+    """The `Call` of each queued turn, the latest first."""
     rows = db.execute(
         "SELECT call FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
         " ORDER BY number DESC",
@@ -276,9 +279,9 @@ def settle(
     steps: int = 0,
     now: float,
 ) -> bool:
-    """Records the end of the turn. Returns False if it was already settled. Raises Superseded if the turn has another
-    fence than this one; None accepts any. `takes` raises the fence: an attempt that still runs elsewhere can no longer
-    write. Works in an ended session too."""
+    """Records the end of the turn. Returns False if it was already settled. Raises Superseded if the turn's fence
+    differs from `fence`; None accepts any fence. `takes` raises the fence, so that an attempt that is still running
+    elsewhere can no longer write. Works in an ended session too."""
     db.lock("turn", id)
     held, fences = ("", ()) if fence is None else (" AND fence = ?", (fence,))
     done = db.execute(
@@ -311,8 +314,8 @@ def settle(
 
 
 def add_usage(db: Db, id: str, usage: Usage) -> None:
-    """Adds the usage of a finished task to the running turn that delegated it. A settled turn has already counted
-    it."""
+    """Adds the usage of a finished task to the running turn that delegated it. A turn that is already settled has
+    counted this usage before."""
     db.lock("turn", id)
     db.execute(
         "UPDATE turns SET input = input + ?, cached = cached + ?, output = output + ?, written = written + ?,"
@@ -332,19 +335,20 @@ def add_usage(db: Db, id: str, usage: Usage) -> None:
 
 
 def channel(db: Db, id: str) -> str | None:
-    """The channel of the turn's message."""
+    """The channel that the turn's message came from."""
     found: str | None = db.execute("SELECT channel FROM turns WHERE id = ?", (id,)).get
     return found
 
 
 def outermost(db: Db, id: str) -> TurnRow | None:
-    """The outermost turn from which this one was delegated; the turn itself if it was not delegated. None if a turn in
-    between is gone."""
+    """The outermost turn from which this turn was delegated, or the turn itself if it was not delegated. None if a turn
+    in between no longer exists."""
     return (get(db, id), *outer_turns(db, id))[-1]
 
 
 def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
-    """The turns from which this one was delegated, the nearest first; None at the end if one is gone."""
+    """The chain of turns from which this turn was delegated, the nearest first. The last element is None if a turn no
+    longer exists."""
     found: list[TurnRow | None] = []
     turn = get(db, id)
     while turn is not None and turn.within is not None:
@@ -380,8 +384,8 @@ def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
 
 
 def outcome(db: Db, id: str) -> Outcome | None:
-    """The turn's current or final outcome, from its rows, or from a receipt if its rows are gone. For internal use:
-    callers are answered with `outcome_for`."""
+    """The turn's current or final outcome, from its rows, or from a receipt if the rows were deleted. For internal use:
+    responses to callers use `outcome_for`."""
     return _outcome(db, id, None)
 
 
@@ -397,7 +401,7 @@ def listing(db: Db, session: str, limit: int) -> list[TurnRow]:
 
 
 def refusal(db: Db, session: str) -> Conflict | NotFound:
-    """The reason why nothing can be added to this session."""
+    """Returns the error that explains why nothing can be added to this session."""
     if db.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).get is None:
         return NotFound("There is no such session.")
     return Conflict("The session has ended; start a new one.", code="session_ended")
@@ -454,7 +458,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """The calls of a turn's last answer that are left to the caller. The turn has run the others."""
+    """The calls in a turn's last answer that the caller must run. The turn has already run the others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)
@@ -464,7 +468,8 @@ def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolC
 
 
 def _model_messages(db: Db, id: str) -> Iterator[tuple[str, Message]]:
-    """The model's messages of this turn in order, each with its step; one at a time, since an answer may be long."""
+    """Yields the model's messages of this turn in order, each with its step. They are read one at a time, since an
+    answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
         " ORDER BY seq NULLS FIRST",

@@ -1,9 +1,10 @@
 """Usage: one row per model call, with tokens as counted by the provider, or else as estimated by the gateway.
 
 Rows are only added; deleting a session removes the names from its rows and leaves the numbers. Spending is also summed
-by the hour for each principal, agent and job, independently of conversations. So deleting never increases a budget, and
-a sum reads hours instead of calls. For that a call costs one row and no index: a timer folds rows into hours, and a sum
-adds the rows that are not folded yet. The demo model's tokens do not count as spending.
+by the hour for each principal, agent and job, independently of conversations. So deleting a session never increases a
+budget, and a sum reads hours instead of calls. To keep this cheap, a call adds one row without an index. A timer folds
+these rows into hours, and a sum adds the rows that are not folded yet. The demo model's tokens do not count as
+spending.
 """
 
 import math
@@ -54,10 +55,10 @@ _OF: dict[str, str] = {
     "agent": "agent = ?2 AND agent <> ''",
     "job": "job = ?2 AND job <> ''",
 }
-"""Conditions on the hourly rows; a row without an agent records only a principal's spending."""
+"""SQL conditions on the hourly rows. A row without an agent records only a principal's spending."""
 
 FOLDED_AT_ONCE = 2000
-"""Calls that one write folds into hours: some milliseconds."""
+"""The number of calls that one write folds into hours in some milliseconds."""
 
 
 def add(
@@ -97,13 +98,14 @@ def add(
 
 
 def spent(db: Db, since: float) -> SpentTotal:
-    """The usage of all models together since the given time, which is the beginning of an hour."""
+    """The usage of all models together since the given time, which must be the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
 
 def spent_by(db: Db, per: Literal["principal", "agent", "session", "job"], key: str, since: float) -> SpentTotal:
-    """The usage of one principal, agent, session or job since the beginning of an hour."""
+    """The usage of one principal, agent, session or job since the given time, which must be the beginning of an
+    hour."""
     if per == "session":
         return SpentTotal(*db.execute(f"SELECT {_SPENT} AND session = ?3", (since, FREE, key)).get)
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED} AND {per} = ?3 AND {per} <> ''", (since, FREE, key)).get
@@ -148,8 +150,8 @@ def totals(
     principal: str | None = None,
     limit: int = 100,
 ) -> list[UsageTotal]:
-    """The sums of calls in a period, of one principal or of all. Sums by time are in order (the latest `limit`); others
-    are by cost, the highest first."""
+    """The sums of calls in a period, of one principal or of all. Sums by time are in the order of time, limited to the
+    latest `limit`. Other sums are ordered by cost, the highest first."""
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
     period, values = _period(since, until, principal)
@@ -176,7 +178,7 @@ def of_session(db: Db, session: str) -> UsageTotal:
 
 
 def jobs(db: Db, limit: int) -> list[str]:
-    """The names of jobs with usage, in order. Costs one index lookup for each."""
+    """The names of jobs with usage, in order. Each takes one index lookup."""
     first = "SELECT job FROM spent WHERE job <> '' AND job > ? ORDER BY job LIMIT 1"
     found = {job for (job,) in db.execute(f"SELECT DISTINCT job FROM usage WHERE {_UNFOLDED} AND job <> ''")}
     last: str | None = ""
@@ -196,8 +198,8 @@ def anonymise(db: Db, session: str, *, named: bool) -> None:
 
 
 def _period(since: float, until: float, principal: str | None) -> tuple[str, tuple[float | str, ...]]:
-    """The table and condition for the rows of a period, and the values. Rows are added in the order of time, so no
-    earlier row is read."""
+    """Returns the table and condition that select the rows of a period, and the parameters. Rows are added in the order
+    of time, so no earlier row is read."""
     first = "id > coalesce((SELECT id FROM usage WHERE at < ? ORDER BY id DESC LIMIT 1), 0)"
     within = f"usage {BY_PRIMARY_KEY} WHERE {first} AND at >= ? AND at < ?"
     if principal is None:

@@ -1,12 +1,12 @@
 """Workspaces: the folders of sessions with their saved shells, and the trust in project folders.
 
-A session has at most one workspace. It moves live → trash → gone and never back, and a shell is saved only while it is
-live. A user's own folder is never due for removal. The rows say what should be on disk; the owner of the folders moves
-and removes them.
+A session has at most one workspace. A workspace moves from live to trash to gone and never back, and a shell is saved
+only while its workspace is live. A user's own folder is never due for removal. The rows say what should be on disk; the
+owner of the folders moves and removes them.
 
-Project folders: a writer other than the owner is recorded before they can write, and stays recorded. A file that enters
-prompts is trusted by its path and the digest of its content: as it was before the first writer came, or as the owner
-accepted it.
+Project folders: a writer other than the owner is recorded before they can write, and stays recorded. A file that
+becomes part of prompts is trusted by its path and the digest of its content. The trusted content is the content before
+the first such writer had access, or the content that the owner accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def shell(db: Db, session: str) -> bytes | None:
 
 def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
     """Deletes the saved shell and marks the folder as trash; a user's own folder is only released. Called at a
-    session's end. Returns the current row, even if this was done before; None if there is none."""
+    session's end. Returns the current row, even if it was marked before, or None if there is no workspace."""
     db.lock("session", session)
     db.execute(
         "UPDATE workspaces SET state = CASE WHEN project <> 0 THEN 'gone' ELSE 'trash' END, trashed_at = ?,"
@@ -103,7 +103,8 @@ def set_trash_size(db: Db, session: str, bytes: int) -> None:
 
 
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
-    """Sessions whose folders, together with all newer ones, exceed this size of the trash, the oldest first."""
+    """Sessions whose folders in the trash, together with all newer ones, exceed the given total size, the oldest
+    first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
         " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"
@@ -123,7 +124,7 @@ def remove(db: Db, session: str) -> bool:
 
 
 def existing(db: Db, sessions: Sequence[str]) -> set[str]:
-    """The sessions in the given set whose workspace still exists. Any other folder belongs to no session."""
+    """Returns the sessions in the given set whose workspace still exists. Other folders belong to no session."""
     rows = db.execute(
         f"SELECT session FROM workspaces WHERE session IN {ID_LIST} AND state <> 'gone'",
         (id_list(sessions),),
@@ -140,7 +141,8 @@ def _row(row: Any) -> WorkspaceRow:
 
 
 class ProjectTrust(NamedTuple):
-    """The trust in project files. `writers` are pairs of a folder and a principal, `trusted` of a path and a digest."""
+    """The trust in project files. `writers` contains pairs of a folder and a principal, and `trusted` contains pairs of
+    a path and a digest."""
 
     writers: frozenset[tuple[str, str]]
     trusted: frozenset[tuple[str, bytes]]
@@ -152,7 +154,7 @@ def project_trust(db: Db) -> ProjectTrust:
 
 
 def project_writer(db: Db, session: str) -> str | None:
-    """The principal of a session; None if it is the owner."""
+    """The principal of a session, or None if the principal is the gateway's owner."""
     found: str | None = db.execute(
         "SELECT sessions.principal FROM sessions LEFT JOIN principals ON principals.id = sessions.principal"
         " WHERE sessions.id = ? AND coalesce(principals.role, '') <> 'owner'",
@@ -162,8 +164,8 @@ def project_writer(db: Db, session: str) -> str | None:
 
 
 def add_project_writer(db: Db, folder: str, principal: str, files: Mapping[str, bytes], now: float) -> None:
-    """Records that a session of this principal gets the folder. `files` are its files, by path and digest. They are
-    trusted unless another writer could have changed them."""
+    """Records that a session of this principal gets access to the folder. `files` maps the paths of the folder's files
+    to their digests. They become trusted unless another writer could have changed them."""
     before = [f"{folder}/" for (folder,) in db.execute("SELECT DISTINCT folder FROM project_writers")]
     trust_files(db, {path: digest for path, digest in files.items() if not path.startswith(tuple(before))}, now)
     db.execute(

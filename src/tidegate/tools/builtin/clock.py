@@ -10,7 +10,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 LONGEST_ZONE = 64
-"""The longest name in the time zone database has 32 characters."""
+"""The maximum length of a time zone name. The longest name in the time zone database has 32 characters."""
 
 
 @tool(effect="read", timeout=10, parallel=True)

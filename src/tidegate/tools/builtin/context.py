@@ -1,7 +1,7 @@
 """The toolset `context`: lookup of earlier messages, including those that are no longer in the model's view.
 
-These tools are read-only. The caller's identity comes from the context of the call, never from its arguments. Answers
-are bounded, quote the original messages, and say how to continue. The work is done by the service `Recall`.
+These tools are read-only. The caller's identity comes from the context of the call, never from its arguments. Results
+are bounded, quote the original messages, and say how to continue. The service `Recall` does the work.
 """
 
 from typing import Annotated
@@ -12,7 +12,7 @@ from tidegate.tools.services import Recall
 from tidegate.tools.tool import ToolContext, tool
 
 NUMBER = 2**53
-"""No transcript has a larger position."""
+"""The largest number that is accepted as a position. No transcript is that long."""
 
 Place = Annotated[int, Meta(ge=1, le=NUMBER)]
 

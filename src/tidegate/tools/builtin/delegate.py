@@ -1,8 +1,8 @@
 """The toolset `delegate`: gives a task to another agent, which works on it within the turn.
 
-A call that was interrupted by a crash is repeated. It finds its task by turn and step, and never starts a task twice.
-Delegation itself has no effects, and the actions of the other agent are subject to that agent's permissions. The call
-therefore needs approval only in the mode in which every call does.
+A call that was interrupted by a crash is repeated. The repeated call finds its task by turn and step, and never starts
+a task twice. Delegation itself has no effects, and the actions of the other agent are subject to that agent's
+permissions. The call therefore needs approval only in the mode in which every call needs approval.
 """
 
 from typing import Annotated

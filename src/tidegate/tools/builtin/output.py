@@ -1,6 +1,7 @@
-"""The toolset `output`: the rest of a long result.
+"""The toolset `output`: shows the rest of a long result.
 
-A session can read only its own results, by the id shown in the excerpt. All output is bounded and says how to continue.
+A session can read only its own results, by the id shown in the excerpt. Each result is bounded and says how to
+continue.
 """
 
 from typing import Annotated
@@ -11,7 +12,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 MOST_MATCHES = 200
-"""The most matches of a search in one result."""
+"""The most matches of a search that one result shows."""
 
 
 @tool(effect="read", timeout=60, parallel=True)

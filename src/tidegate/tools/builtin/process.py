@@ -1,8 +1,8 @@
-"""The tool `process`: long-running commands by name.
+"""The tool `process`: runs long-running commands, which have names.
 
-Starting a process that is already running does nothing. All output is bounded and says how to continue. A process ends
-with the conversation, never with a turn. Its end is reported to a call that waits for it, in a new turn, or with the
-next message.
+Starting a process that is already running does nothing. Each result is bounded and says how to continue. A process ends
+with the conversation, never with a turn. Its end is reported to a call that is waiting for the process, in a new turn,
+or with the next message.
 """
 
 import time
@@ -15,14 +15,14 @@ from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import OutputPage, ProcessView
 
 SHOWN_BYTES = 8 * 1024
-"""Bytes of a process's output in one result; less than the limit for tool results."""
+"""Bytes of a process's output that one result shows. This is less than the limit for tool results."""
 
 FIRST_SECONDS = 0.5
 """Seconds that a start waits to see whether the process ends immediately, as most mistyped commands do."""
 
 DEFAULT_SECONDS = 60.0
 LONGEST_SECONDS = 600.0
-"""The longest single wait. A turn that would only wait should end instead: `notify` begins a new one."""
+"""The longest single wait. A turn that would only wait should end instead, since `notify` begins a new turn."""
 
 COMMAND_CHARACTERS = 120
 """Characters of a command that are shown in a list."""

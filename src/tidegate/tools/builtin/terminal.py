@@ -18,7 +18,8 @@ from tidegate.workspaces import CommandEnd
 __all__ = ["process", "terminal"]
 
 DEFAULT_SECONDS = 120.0
-"""Enough for most builds and tests; longer commands should be started in the background."""
+"""The default time limit. It is enough for most builds and tests; longer commands should be started in the
+background."""
 
 
 @tool(effect="execute", long_results=True, timeout=None, contained=True)

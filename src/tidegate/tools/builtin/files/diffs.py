@@ -10,7 +10,8 @@ from typing import NamedTuple
 CONTEXT = 3
 SHOWN_LINES = 120
 SHOWN_CHARACTERS = 500
-"""Lines of a diff, and characters of each line, that are shown to a model, which knows the text that it replaced."""
+"""The most lines of a diff, and the most characters of each line, that are shown to a model. The model knows the text
+that it replaced."""
 
 NO_BREAK = "\\ No newline at end of file"
 
@@ -56,7 +57,7 @@ def unified(text: str, spans: Sequence[Span], new: str) -> Iterator[str]:
 
 
 def bounded(lines: Iterable[str]) -> str:
-    """The part of a diff that is shown."""
+    """Returns the part of a diff that is shown."""
     shown: list[str] = []
     left = 0
     for line in lines:
@@ -70,26 +71,26 @@ def bounded(lines: Iterable[str]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Splits at line feeds only, and keeps them."""
+    """Splits the text at line feeds only, and keeps the line feeds."""
     lines = [f"{line}\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
 def _line_end(text: str, place: int) -> int:
-    """The offset after the line that contains `place`."""
+    """The offset of the end of the line that contains the offset `place`, after the line feed."""
     return text.find("\n", place) + 1 or len(text)
 
 
 def _back(text: str, place: int) -> int:
-    """The start of the context before the line that begins at `place`."""
+    """The offset at which the context before the line that begins at `place` starts."""
     for _ in range(CONTEXT):
         place = text.rfind("\n", 0, max(0, place - 1)) + 1
     return place
 
 
 def _forth(text: str, place: int) -> int:
-    """The end of the context after the line that ends at `place`."""
+    """The offset at which the context after the line that ends at `place` ends."""
     for _ in range(CONTEXT):
         place = _line_end(text, place)
     return place
@@ -101,7 +102,7 @@ def _range(start: int, length: int) -> str:
 
 
 def _hunks(text: str, spans: Sequence[Span], new: str) -> Iterator[list[_Block]]:
-    """Groups blocks that are so close to each other that their context lines would touch."""
+    """Groups blocks that are so close together that their context lines would touch."""
     hunk: list[_Block] = []
     for block in _blocks(text, spans, new):
         if hunk and text.count("\n", hunk[-1].end, block.start) > 2 * CONTEXT:
@@ -113,7 +114,7 @@ def _hunks(text: str, spans: Sequence[Span], new: str) -> Iterator[list[_Block]]
 
 
 def _blocks(text: str, spans: Sequence[Span], new: str) -> Iterator[_Block]:
-    """The lines that the spans touch, with their replacements."""
+    """Yields the lines that the spans touch, with their replacements."""
     index = 0
     while index < len(spans):
         start = place = text.rfind("\n", 0, spans[index].start) + 1
@@ -138,7 +139,7 @@ def _blocks(text: str, spans: Sequence[Span], new: str) -> Iterator[_Block]:
 
 
 def _trimmed(start: int, end: int, old: Sequence[str], new: Sequence[str]) -> _Block:
-    """Drops equal lines at both ends."""
+    """Removes lines at both ends that are equal in `old` and `new`."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1

@@ -1,8 +1,8 @@
 """The tool `edit_file`: replaces one text with another.
 
-The rest of the file, including line endings and permissions, is preserved exactly. Nothing is written unless the text
-occurs exactly once (or all occurrences are to be replaced), or if the file was changed in the meantime. The result
-shows the difference.
+The rest of the file, including line endings and permissions, is preserved exactly. Nothing is written if the file was
+changed in the meantime, or if the text does not occur exactly once, unless all occurrences are to be replaced. The
+result shows the difference.
 """
 
 from typing import Annotated, NamedTuple
@@ -21,16 +21,16 @@ EDITED_BYTES = 2 * 1024 * 1024
 """The largest file that can be edited; larger files are not edited by hand."""
 
 MOST_PLACES = 10_000
-"""Occurrences that one call can replace."""
+"""The most occurrences that one call can replace."""
 
 NAMED_PLACES = 10
-"""Occurrences whose line numbers an error message lists."""
+"""The most occurrences whose line numbers an error message lists."""
 
 DIFFED_CHARACTERS = 64 * 1024
 """The longest text for which a diff is shown. A model that has written more knows what it wrote."""
 
 MOST_SIMILAR_LINES = 100
-"""Lines that are compared to find one similar to a text that does not occur in the file."""
+"""The most lines that are compared to find a line similar to a text that does not occur in the file."""
 
 
 @tool(effect="write", long_results=True, timeout=60, contained=True)
@@ -59,7 +59,7 @@ async def edit(files: Files, path: str, old: str, new: str, *, every: bool = Fal
 
 
 def _edited(text: str, old: str, new: str, every: bool, path: str) -> tuple[bytes, str]:
-    """The new content of the file, and the report for the model."""
+    """Returns the new content of the file, and the report for the model."""
     change = replaced(text, old, new, every=every, path=path)
     places = "1 place" if len(change.spans) == 1 else f"{len(change.spans)} places"
     if max(len(old), len(new)) > DIFFED_CHARACTERS:
@@ -70,7 +70,7 @@ def _edited(text: str, old: str, new: str, every: bool, path: str) -> tuple[byte
 
 
 class Change(NamedTuple):
-    """The new text, and the spans of the old one that were replaced with `new`."""
+    """An edit: the new text, and the spans of the old text that were replaced with `new`."""
 
     text: str
     spans: tuple[Span, ...]
@@ -103,7 +103,7 @@ def replaced(text: str, old: str, new: str, *, every: bool, path: str) -> Change
 
 
 def _with_endings(text: str, old: str, new: str) -> tuple[str, str]:
-    """Both texts with the line endings of the file: models write line feeds."""
+    """Returns both texts with the line endings of the file, since models write line feeds."""
     breaks, windows = text.count("\n"), text.count("\r\n")
     if windows == 0 or (windows < breaks and old in text):
         return old, new
@@ -115,7 +115,7 @@ def _windows(text: str) -> str:
 
 
 def _spans(text: str, old: str) -> list[Span]:
-    """The occurrences of `old`, without overlaps. Stops after `MOST_PLACES`."""
+    """Returns the occurrences of `old`, without overlaps. Stops when there are more than `MOST_PLACES`."""
     spans: list[Span] = []
     place = text.find(old)
     while place >= 0 and len(spans) <= MOST_PLACES:
@@ -125,8 +125,8 @@ def _spans(text: str, old: str) -> list[Span]:
 
 
 def _first_places(text: str, old: str) -> list[int]:
-    """The offsets of occurrences, including overlapping ones. Returns at most `NAMED_PLACES` and one more, since each
-    search may take time linear in the text."""
+    """Returns the offsets of occurrences, including overlapping ones. Returns at most `NAMED_PLACES` + 1 offsets, since
+    each search may take time linear in the length of the text."""
     places: list[int] = []
     place = text.find(old)
     while place >= 0 and len(places) <= NAMED_PLACES:
@@ -136,7 +136,7 @@ def _first_places(text: str, old: str) -> list[int]:
 
 
 def _missing(text: str, old: str, path: str) -> str:
-    """The message that `old` does not occur, with the number of a similar line if there is one."""
+    """Returns the message that `old` does not occur. If there is a similar line, the message includes its number."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
     place = text.find(first) if first else -1
     for _ in range(MOST_SIMILAR_LINES):

@@ -54,7 +54,7 @@ async def listed(files: Files, path: str = ".", glob: str = "", recursive: bool 
 
 
 def left_out(names: tuple[str, ...]) -> list[str]:
-    """The line about hidden names that were left out, if any were."""
+    """Returns the line about hidden names that were left out, or an empty list if there were none."""
     if not names:
         return []
     return [f"[left out: {', '.join(map(printable, names))}; hidden=true includes them]"]

@@ -1,8 +1,8 @@
-"""The tool `read_file`: a text file page by page, a picture, or a sound.
+"""The tool `read_file`: shows a text file page by page, a picture, or an audio file.
 
 A page consists of complete lines, is shorter than the limit for tool results, and says which lines it contains if it is
-not the complete file. Pictures and sounds are passed to the model as media, within the usual bounds. Other files cannot
-be shown.
+not the complete file. Pictures and audio files are passed to the model as media, within the usual bounds. Other files
+cannot be shown.
 """
 
 from typing import Annotated
@@ -18,7 +18,8 @@ FilePath = Annotated[str, Meta(description="Path of the file: relative to the wo
 
 PAGE_LINES = 300
 PAGE_BYTES = 12 * 1024
-"""A page and the line that describes it stay below the default limits for tool output, beyond which it would be cut."""
+"""The largest page in bytes. With the line that describes it, a page stays below the default limits for tool output, so
+it is not truncated."""
 
 
 @tool(effect="read", long_results=True, timeout=60, parallel=True)
@@ -59,7 +60,7 @@ async def read(
 
 
 def _place(page: FileLines, text: str) -> str:
-    """The line that says which part of the file this is; empty for a complete file."""
+    """Returns the line that says which part of the file is shown, or an empty text if the file is complete."""
     if page.first == 0 and not page.more and not page.cut:
         return ""
     if page.cut:

@@ -1,4 +1,4 @@
-"""The tool `search_files`: lines that match a pattern.
+"""The tool `search_files`: finds lines that match a pattern.
 
 Lines are listed under their file with their numbers, in a fixed order. Everything that was not searched is mentioned.
 """

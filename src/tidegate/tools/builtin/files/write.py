@@ -13,7 +13,7 @@ from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import Files, shown
 
 WRITTEN_BYTES = 4 * 1024 * 1024
-"""More than a model writes; larger files are created by commands."""
+"""The largest file that can be written. This is more than a model writes; larger files are created by commands."""
 
 
 @tool(effect="write", long_results=True, timeout=60, contained=True)

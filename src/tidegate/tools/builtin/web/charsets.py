@@ -1,9 +1,9 @@
 """Charsets of fetched text, and the job that decodes it in a child process.
 
-Labels have the same meaning as in browsers (the WHATWG Encoding Standard). Only the codecs listed here are used; each
-takes time linear in its input. A label that is not listed (`punycode`, `idna`, `utf-7`, `rot13`) is ignored; text
-without a known label is decoded as UTF-8. Nothing raises: invalid bytes become U+FFFD. The module also runs in a child
-process, so it uses the standard library only.
+Charset labels have the same meaning as in browsers (the WHATWG Encoding Standard). Only the codecs listed here are
+used; each takes time linear in its input. A label that is not listed (`punycode`, `idna`, `utf-7`, `rot13`) is ignored;
+text without a known label is decoded as UTF-8. No input raises an error: invalid bytes become U+FFFD. The module also
+runs in a child process, so it uses the standard library only.
 """
 
 import codecs
@@ -65,7 +65,8 @@ CODECS = {label: codec for codec, labels in _LISTED.items() for label in labels.
 
 
 def codec(start: bytes, *labels: str) -> str:
-    """The codec of a text: the one that its byte order mark or else the first known label indicates, or UTF-8."""
+    """Returns the codec of a text, as indicated by its byte order mark, or else by the first known label. The default
+    is UTF-8."""
     for mark, name in _MARKS:
         if start.startswith(mark):
             return name

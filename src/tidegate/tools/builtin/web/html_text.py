@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 _INPUT, _OUTPUT = 0, 1
 _PIECE = 1024 * 1024
 _LEAST_CONTENT = 200
-"""With at least this many characters in `main` or `article`, the rest of the page is left out."""
+"""If `main` or `article` has at least this many characters, the rest of the page is left out."""
 
 _LEAST_CHOSEN = 500
 """Shorter results of trafilatura are not used, since it reduces short pages to a few words."""

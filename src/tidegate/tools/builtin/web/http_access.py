@@ -35,22 +35,23 @@ AT_ONCE = 16
 """Pages that are fetched or processed concurrently. Further fetches wait, within their deadlines."""
 
 REDIRECTS = 5
-"""More than any page needs; browsers stop at 20."""
+"""The most redirects of one fetch: more than any page needs. Browsers stop at 20."""
 
 URL_CHARACTERS = 4000
-"""The longest address: more than servers accept."""
+"""The longest address in characters, longer than servers accept."""
 
 AUTHORITY_CHARACTERS = 300
-"""The longest host with port: names have at most 253, and encoding a long name in another script is slow."""
+"""The longest host with port, in characters. Host names have at most 253, and encoding a long name in another script is
+slow."""
 
 TYPE_CHARACTERS = 300
-"""Characters of the Content-Type header that are read."""
+"""The most characters of the Content-Type header that are read."""
 
 SHOWN_CHARACTERS = 300
-"""Characters of an address that are shown in a message."""
+"""The most characters of an address that are shown in a message."""
 
 SEARCH_BYTES = 2 * 1024 * 1024
-"""The largest answer of a search engine: twenty results take some tens of KiB."""
+"""The largest response of a search engine. Twenty results take some tens of KiB."""
 
 READ_BUFFER_BYTES = 64 * 1024
 
@@ -73,12 +74,12 @@ Contacts = Callable[[str], None]
 
 
 def _unrecorded(host: str) -> None:
-    """Used where there is no audit log."""
+    """The default for `contacts` where there is no audit log."""
 
 
 class FetchedPage(NamedTuple):
-    """A fetched page. `url` is its address after redirects. `fd` is a descriptor of its decompressed content of `size`
-    bytes, and stays open until the end of the block."""
+    """A fetched page. `url` is its address after redirects. `fd` is a descriptor of the decompressed content, which has
+    `size` bytes. It stays open until the end of the block."""
 
     url: str
     media_type: str
@@ -101,8 +102,8 @@ class AddressGuard:
 
 
 class WebAccess:
-    """Process lifetime. Refuses all requests until it is entered. `key` is the search engine's; `resolver` is for
-    tests."""
+    """The HTTP client of the process. Refuses all requests until its context is entered. `key` is the search engine's
+    key; `resolver` is for tests."""
 
     def __init__(
         self,
@@ -137,8 +138,8 @@ class WebAccess:
 
     @asynccontextmanager
     async def fetch(self, text: str, contacts: Contacts = _unrecorded) -> AsyncIterator[FetchedPage]:
-        """Fetches an address, following redirects. Raises `ToolFailed` with the reason if that is not possible.
-        `contacts` is called with each host before it is contacted."""
+        """Fetches an address, following redirects. Raises `ToolFailed` with the reason if the fetch fails. `contacts`
+        is called with each host before it is contacted."""
         if self._fetching is None:
             self._fetching = self._opened(socket_factory=AddressGuard(networks(self.settings.private)))
         url = _checked(text)
@@ -236,8 +237,8 @@ class WebAccess:
 
 
 def content_type(header: str) -> tuple[str, str]:
-    """The media type and charset of a Content-Type header. The library's own parser takes quadratic time, and decodes
-    parts of the header with codecs that the header chooses."""
+    """Returns the media type and charset of a Content-Type header. The standard library's parser is not used, since it
+    takes quadratic time, and decodes parts of the header with codecs that the header chooses."""
     media_type, _, parameters = header[:TYPE_CHARACTERS].partition(";")
     found = _CHARSET.search(f";{parameters}")
     known = _MEDIA_TYPE.fullmatch(media_type.strip())
@@ -290,7 +291,7 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def _why(error: aiohttp.ClientError) -> str:
-    """The reason for a failure. The library's message is not used, since it may quote the server's answer."""
+    """Returns the reason for a failure. The library's message is not used, since it may quote the server's response."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "its host was not found"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -316,7 +317,7 @@ def _status(status: int) -> str:
 
 @contextmanager
 def _anonymous() -> Iterator[int]:
-    """An anonymous file in memory, which vanishes when it is closed."""
+    """Yields the descriptor of an anonymous file in memory, which disappears when it is closed."""
     fd = os.memfd_create("page")
     try:
         yield fd

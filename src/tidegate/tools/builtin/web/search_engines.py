@@ -21,8 +21,8 @@ from tidegate.security import Secret
 TITLE_CHARACTERS = 200
 TEXT_CHARACTERS = 600
 MARKED_UP_CHARACTERS = 4000
-"""Characters of a title or text with markup that are parsed: several times as many as are shown, and fewer than the
-digits that `int` refuses."""
+"""The most characters of a title or text with markup that are parsed. These are several times as many as are shown, but
+too few for a number with more digits than `int` accepts."""
 
 ADDRESS_CHARACTERS = 1000
 """A result with a longer address is left out, since half an address is useless."""
@@ -57,14 +57,14 @@ class SearchEngine(Protocol):
 
     def request(self, query: str, count: int) -> SearchEngineRequest: ...
     def complaint(self, status: int) -> str:
-        """The meaning of an error status, as the end of a sentence."""
+        """Explains an error status. The text is the end of a sentence."""
         ...
 
     def hits(self, answer: bytes) -> tuple[SearchHit, ...]: ...
 
 
 def engine(settings: WebSettings, key: Secret | None) -> SearchEngine | None:
-    """The configured engine."""
+    """Returns the configured engine, or None if there is none."""
     if settings.search == "none":
         return None
     kinds: Mapping[str, type[SearXNG] | type[Brave] | type[Tavily]]
@@ -73,7 +73,7 @@ def engine(settings: WebSettings, key: Secret | None) -> SearchEngine | None:
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """One result; the three engines use the same field names, or nearly the same."""
+    """One result. The three engines use the same field names, with few exceptions."""
 
     url: str = ""
     title: str | None = None
@@ -196,6 +196,6 @@ def _hits(results: Iterable[_Result]) -> tuple[SearchHit, ...]:
 
 
 def _plain(text: str, most: int) -> str:
-    """The text on one line, without markup."""
+    """Returns the text on one line, without markup."""
     line = " ".join(html.unescape(_TAG.sub("", text[:MARKED_UP_CHARACTERS])).split())
     return line if len(line) <= most else f"{line[:most]}…"

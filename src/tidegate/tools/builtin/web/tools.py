@@ -1,7 +1,7 @@
 """The tools `web_fetch` and `web_search`.
 
 `WebAccess` decides which hosts can be reached; this module formats the results for a model. A page is returned as
-readable text, pictures and sounds as media, all within the usual bounds of tool results. Other content can only be
+readable text, and pictures and audio as media, all within the usual bounds of tool results. Other content can only be
 saved to the workspace. Truncation is always reported.
 """
 
@@ -25,16 +25,16 @@ from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces.files import shown as shown_path
 
 LONGEST_SECONDS = 600.0
-"""The deadline of a call. Fetching and conversion have deadlines of their own; this one covers waiting for a slot."""
+"""The deadline of a call. Fetching and conversion have separate deadlines; this one also covers the wait for a slot."""
 
 READING_SECONDS = 30.0
-"""The deadline for converting one page, sufficient on a slow machine. Other pages are converted concurrently."""
+"""The deadline for converting one page. It is sufficient on a slow machine. Other pages are converted concurrently."""
 
 READING_BYTES = 1024 * 1024 * 1024
 """Memory limit of the child process that converts a page: enough for the tree of a page of tens of MiB."""
 
 TEXT_BYTES = 4 * 1024 * 1024
-"""The longest readable text of a page: longer than the longest books."""
+"""The longest readable text of a page in bytes, longer than the longest books."""
 
 LONGEST_CHARACTER = 4
 """The most bytes of UTF-8 that one byte of any charset can become."""
@@ -115,8 +115,8 @@ async def web_search(
 
 
 def _kind(page: FetchedPage) -> str:
-    """The kind of a page: media (a picture or a sound), page, text or other. If the server sent no type, the content
-    decides."""
+    """Returns the kind of a page: media (a picture or audio), page, text or other. If the server sent no type, the
+    content decides."""
     start = os.pread(page.fd, SNIFFED_BYTES, 0)
     if page.media_type.startswith("image/") and not page.media_type.endswith("+xml"):
         return "media"
@@ -190,8 +190,8 @@ def _head(page: FetchedPage, title: str = "", cut: bool = False) -> str:
 
 
 async def _text_result(ctx: ToolContext, head: str, fd: int) -> Result:
-    """The text in a descriptor as a result. If it is too long for a model, the result is an excerpt, and the spool has
-    the complete text."""
+    """Returns the text in a descriptor as a result. If it is too long for a model, the result is an excerpt, and the
+    complete text is in the spool."""
     async with ctx.spool.record("web_fetch", reserve=RESERVE) as recorder:
         place = 0
         while piece := os.pread(fd, CHUNK_BYTES, place):
@@ -203,7 +203,7 @@ async def _text_result(ctx: ToolContext, head: str, fd: int) -> Result:
 
 
 def _trafilatura() -> str:
-    """The folder that trafilatura is imported from, or an empty string."""
+    """Returns the folder from which trafilatura is imported, or an empty string if it is not used."""
     found = importlib.util.find_spec("trafilatura")
     return "" if found is None or found.origin is None else str(Path(found.origin).parent.parent)
 
