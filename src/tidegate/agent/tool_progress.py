@@ -12,10 +12,10 @@ from tidegate.agent.turn import Turn
 from tidegate.values import ToolCall, ToolProgress
 
 PAUSE_SECONDS = 0.1
-"""The pause between two pieces: nobody reads faster."""
+"""The pause between two pieces of output. Nobody can read faster."""
 
 PIECE_CHARACTERS = 4096
-"""A piece of this size is sent immediately."""
+"""The size at which a piece is sent immediately."""
 
 SHOWN_CHARACTERS = 64 * 1024
 """The most characters of one call's output that are sent. The rest is in the result."""
