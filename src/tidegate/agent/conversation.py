@@ -251,7 +251,7 @@ class Conversation:
         self._asking = True
         try:
             await self.history.settle()
-            # Only the model holds the written history, and drops it once the request is made.
+            # Only the model holds the written history, and it drops the history once the request is made.
             answer = await self.model.ask(self.prefix, await self._write(), call, on_text=on_text, on_reset=on_reset)
         finally:
             self._asking = False

@@ -103,7 +103,7 @@ class HistoryCache:
         self._waiting.append(PendingHistory(session, state, pieces))
         self._waiting_bytes += size
         async with self._writing:
-            if self._waiting:  # otherwise the previous holder of the lock has written this one too
+            if self._waiting:  # otherwise the previous holder of the lock has written this history too
                 await self._write_waiting()
 
     async def _write_waiting(self) -> None:

@@ -200,7 +200,7 @@ class ModelStep:
                 return await metered_call(turn, self.conversation, call, self.spend_guard)
             except ModelFailed as failure:
                 if failure.param is not None and first is None:
-                    raise  # the caller's mistake: another model would refuse it too
+                    raise  # the request is at fault: another model would refuse it too
                 remedy = remedy_for(failure)
                 if (
                     remedy is not None
@@ -218,7 +218,7 @@ class ModelStep:
                 if failure.partial_answer:
                     turn.emit(TextReset(reason=failure.brief))
                 failed, applied = tried, ()
-                # The traceback is removed, because it would keep this frame, and with it the turn, alive.
+                # The traceback is removed, because it would keep this frame, and therefore the turn, alive.
                 first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 

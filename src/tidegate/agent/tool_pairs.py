@@ -24,7 +24,7 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
     answers: list[tuple[int, Message]] = []
     for step, message in rows:
         recorded.add(step)
-        if step.startswith(MODEL_STEP) and message.calls:  # calls in messages from the caller have their results there
+        if step.startswith(MODEL_STEP) and message.calls:  # messages from the caller contain the results of their calls
             answers.append((int(step.removeprefix(MODEL_STEP)), message))
     return [
         (tool_step_name(number, index), call)

@@ -26,7 +26,7 @@ class Parked(Exception):
 
 
 class Effect(Frozen, frozen=True):
-    """The effect of a step, declared before the step runs.
+    """The effect of a step, declared in advance.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
     run again. Any other step is never run twice: its result is the return value of `interrupted`, whose argument is

@@ -184,7 +184,7 @@ class EmbeddedEngine(Engine):
                 raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
         outcome = await self._store.read(turns.outcome, turn)
         while live is not None and outcome is not None and outcome.state in ("queued", "running"):
-            await anyio.sleep(FIRST_PAUSE)  # another attempt has it
+            await anyio.sleep(FIRST_PAUSE)  # another attempt is running the turn
             outcome = await self._store.read(turns.outcome, turn)
         if outcome is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")

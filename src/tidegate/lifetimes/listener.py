@@ -119,7 +119,7 @@ class Listener:
                 self._accept(reserve=True)
                 return
             except OSError:
-                pass  # not even from the reserve
+                pass  # not even the reserve has a free descriptor
         self._pause_for(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

@@ -220,9 +220,10 @@ class Presence:
         return record
 
     def turn_ended(self, record: Present, turn: Any | None = None) -> None:
-        """Clears `turn` after a turn has ended, whatever its outcome. Nothing else clears it.
+        """Clears the record's field `turn` after a turn has ended, whatever its outcome. No other code clears the
+        field.
 
-        Idempotent. With `turn`, a call for a turn that is not running changes nothing.
+        Idempotent. With the argument `turn`, the call changes nothing if that turn is not running.
         """
         if turn is not None and record.turn is not turn:
             return
@@ -297,8 +298,8 @@ class Presence:
     # -- residents ---------------------------------------------------------------------------------------------------
 
     async def resident(self, key: str, signature: bytes, build: Callable[[], Awaitable[R]]) -> R:
-        """Returns the resident with this signature. If the present resident has another signature, a new one is built,
-        once for all callers."""
+        """Returns the resident with this signature. If there is none, or only one with another signature, a new
+        resident is built, once for all callers."""
         while True:
             record = self.obtain(key)
             present = record.resident
@@ -332,7 +333,7 @@ class Presence:
             return resident
 
         record.building, record.wanted_signature = SingleFlight[Resident](), signature
-        self.unload(record.key, reason="changed")  # only now: without a construction the record might be removed
+        self.unload(record.key, reason="changed")  # not earlier: without a construction the record might be removed
         try:
             return cast(R, await record.building.lead(construct))
         finally:
@@ -365,8 +366,8 @@ class Presence:
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unload the least recently used residents until the caps are respected. A resident in use is skipped, and no
-        newer one is unloaded instead."""
+        """Unload the least recently used residents that exceed the caps. A resident in use is skipped, and no newer
+        resident is unloaded instead."""
         too_many, too_heavy = len(self._weights) - self.residents, self._bytes - self.resident_bytes
         if too_many <= 0 and too_heavy <= 0:
             self._over = False

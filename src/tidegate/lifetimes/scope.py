@@ -262,7 +262,7 @@ class Scope:
             return
         if waiting is None or not inspect.isawaitable(waiting):
             return
-        # A separate task, so that one that ignores its cancellation can be abandoned at the deadline.
+        # In a separate task, so that a step that ignores its cancellation can be abandoned at the deadline.
         loop = asyncio.get_running_loop()
         task = loop.create_task(_awaited(waiting), name=f"close {name}", context=contextvars.Context())
         await self._until(deadline, {task})

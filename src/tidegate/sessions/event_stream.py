@@ -41,12 +41,12 @@ async def watch(
                 live = live or _unfollowed(engine, session, followed)
                 for found in page.rows:
                     if live is not None and found.turn == live.turn and not live.resumed:
-                        break  # the turn's log has it, in its place
+                        break  # the turn's log has this row at its position
                     seen = max(seen, found.seq or 0)
                     yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
                 else:
                     if page.more:
-                        continue  # the running turn comes after them
+                        continue  # the running turn comes after these rows
                 if live is not None:
                     followed, live = live.log, None
                     del page  # the turn may run for long

@@ -126,7 +126,7 @@ class SessionEndings:
         """Delete a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
         deletes the session later."""
         refused = await self._store.write(_end_to_delete, session, self._names, self._clock())
-        # Also if another call has ended it: that call may still be waiting for the turn.
+        # This applies even if another call has ended the session: that call may still be waiting for the turn.
         await self._release(session, refused, "delete")
         await self.finish(session)
         owed = await self._store.read(sessions.owed_hooks, session)

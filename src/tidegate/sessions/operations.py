@@ -157,7 +157,7 @@ class Operations:
                 messages.accept(db, session=session, turn=turn, message=message, now=now)
 
         def then(_: None) -> Acceptance:
-            # Nothing is awaited between the commit and this: the engine gets turns in the order of their commits.
+            # Nothing is awaited between the commit and this call, so that the engine gets turns in commit order.
             self._presence.unload(session, reason="retry")
             self._engine.submit(session, turn, principal.id)
             return Acceptance(turn=turn, session=session, how="started")
@@ -201,7 +201,7 @@ class Operations:
         again = new_id("s")
         extra = await self._store.read(sessions.extra, row)
         fresh = await self._prompt_prefixes.of(row.agent, principal.id, extra)
-        # The files first: every row must have a file, and a file without a row is swept.
+        # The files come first: every row must have a file, while a file without a row is swept later.
         await self._spool.share(session, again)
         await self._store.write(_begin_with, row, again, principal.id, extra, fresh, self._clock())
         return again, True

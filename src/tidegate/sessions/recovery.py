@@ -23,7 +23,7 @@ async def recover(components: Components, *, older: float = 0.0) -> int:
     reached the engine yet."""
     resumed, engine = 0, components.engine
     for turn, session in await components.store.read(_open):
-        # At the start no turn is on its way, whatever the clock says about its acceptance.
+        # At the start no turn can be on its way to the engine, whatever the clock says about when it was accepted.
         if engine.log(turn.id) is not None or (older and turn.accepted > components.clock() - older):
             continue
         if turn.within is not None and engine.log(turn.within) is None:
@@ -37,7 +37,7 @@ async def recover(components: Components, *, older: float = 0.0) -> int:
                     await components.workspaces.discard(session.id)
                     await components.spool.remove(session.id)
         else:
-            # A parked turn had started too, although no attempt is counted.
+            # A parked turn had also started, although no attempt is counted for it.
             engine.submit(session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within)
             resumed += 1
     return resumed

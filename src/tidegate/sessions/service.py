@@ -149,7 +149,7 @@ class Sessions:
         return queries.without_bytes(found)
 
     async def media(self, session: str, principal: Principal, place: int, number: int) -> tuple[Media, bytes]:
-        """Returns medium number `number` of a row (a picture, an audio clip or a document), and its bytes."""
+        """Returns the picture, audio clip or document at position `number` in a row, and its bytes."""
         await self.row(session, principal)
         found: Media | None = await self._store.read(queries.media, session, place, number)
         try:
@@ -313,7 +313,7 @@ class Sessions:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of everything that this process holds in memory and in descriptors."""
+        """The ledger of the memory, descriptors and child processes that this process holds."""
         return self._presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:

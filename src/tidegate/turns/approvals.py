@@ -102,7 +102,7 @@ class Approvals:
         self._within = config.limits.answer_within
         self._clock = clock
         self._signal = signal
-        # (principal, turn) → number of its questions; at most limits.questions turns
+        # (principal, turn) → the number of its questions; at most limits.questions turns
         self._waiting: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -204,7 +204,7 @@ class Approvals:
     # -- for the turns --
 
     async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
-        """Ask the question, emit it to the turn's readers, and wait until it is closed. Returns the question's row, or
+        """Ask the question, send it to the turn's readers, and wait until it is closed. Returns the question's row, or
         the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
         again."""
 
@@ -264,7 +264,7 @@ class Approvals:
         turn, session = taken.turn, taken.session
         if turn.within is not None:
             outermost = await self._store.read(_outermost, turn.id)
-            if outermost is None:  # it is being stopped
+            if outermost is None:  # the outermost turn is being stopped
                 return DELEGATE, False
             turn, session = outermost
         attended = turn.call.attended

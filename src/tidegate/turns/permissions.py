@@ -64,7 +64,7 @@ class TurnPermissions:
         self._workspace = workspace
         # lint: allow it ends with the turn; a question → how often its step has asked it
         self._times: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()  # a step → how many of its questions are open
+        self._waiting: Counter[str] = Counter()  # step → the number of its open questions
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
         policies = self._in_force or await self._find_policies()

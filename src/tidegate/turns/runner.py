@@ -184,7 +184,7 @@ class Runner:
             continues = True
             raise
         except (Parked, asyncio.CancelledError):
-            continues = not turn.is_stopped  # if it continues its files are needed; else recovery removes them
+            continues = not turn.is_stopped  # a turn that continues needs its files
             raise
         finally:
             if session.kind == "ephemeral":
