@@ -84,7 +84,7 @@ PDF = "application/pdf"
 
 
 def media_kind(media_type: str) -> str:
-    """The kind of media: picture, audio or document."""
+    """Returns the kind of media: `picture`, `sound` (any audio) or `document`."""
     if media_type == PDF:
         return "document"
     return "sound" if media_type.startswith("audio/") else "picture"
@@ -150,7 +150,7 @@ class OpaqueItem(Frozen, frozen=True):
 
 
 class Message(Frozen, frozen=True):
-    """One row of a transcript, in the neutral format that every wire format is encoded from.
+    """One row of a transcript, in the neutral format from which every wire format is encoded.
 
     `aside` is text that the gateway added to this message, such as a notice or a reminder. It was sent with the message
     and stays part of it. `finish` and `usage` are set on a model's answers: finish is stop | length | tool_calls |
@@ -158,7 +158,8 @@ class Message(Frozen, frozen=True):
     items are sent back only to the model that produced them (`model`), in the same wire format (`carrier`), and after
     the same frozen prefix (`bound`). `logprobs` is a JSON list with an entry for each token of an answer, if the caller
     requested it. `interrupted` marks the result of a tool call that began and did not finish; its text says whether its
-    effect is unknown. `unanswered` marks a user message that entered the transcript only because the session ended.
+    effect is unknown. `unanswered` marks a user message that no turn answered and that entered the transcript only
+    because the session ended.
     """
 
     role: Role
@@ -271,7 +272,8 @@ class Call(Frozen, frozen=True):
     caller_tools: CallerTools | None = None
     tool_choice: bytes = b""
     response_format: bytes = b""
-    """`tool_choice` and `response_format` are the caller's JSON, verbatim; empty if not given."""
+    """`tool_choice` and `response_format` contain the caller's JSON verbatim; each is empty if the caller did not set
+    it."""
     attended: bool | None = None
     """True if a person is present who can answer questions; None means that the channel decides."""
 

@@ -2,7 +2,7 @@
 
 Guarantee: every message is encoded once, when it is appended, and the encoded history only grows at its end. Loading
 the same rows from the store again produces the same bytes. However long the conversation is, only its newest part is in
-memory. The results of one step are encoded together, once the last of them has arrived. Spooled media are loaded only
+memory. The results of one step are encoded together, once the last result has arrived. Spooled media are loaded only
 while a request is written. A conversation owns its history and one lease on the shared model client. `release` releases
 both and has no other effect: unloading a session does not end the session.
 """

@@ -254,7 +254,7 @@ class EmbeddedEngine(Engine):
 
     def refuse(self, outcomes: Iterable[Outcome]) -> None:
         """End waiting turns that the store has refused, and publish their outcomes. A turn that has left the queue in
-        the meantime learns of the refusal when it next accesses the store."""
+        the meantime finds the refusal in the store."""
         for outcome in outcomes:
             live = self._live.get(outcome.turn)
             if live is not None and self._leave_queue(live):

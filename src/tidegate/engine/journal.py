@@ -4,7 +4,7 @@ Guarantee: a step that has a row is never run again, and its row is committed be
 a step with an effect is committed before the step runs; an intent without a row is never run again unless the step is
 repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
 effect is recorded in the audit log, in the transactions of its intent and of its result. Each transaction first checks
-the fence of the turn, so an attempt writes nothing after the turn was taken again.
+the fence of the turn, so an attempt writes nothing once another attempt has taken the turn.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -6,10 +6,10 @@ values and other records, never the live objects of a session.
 
 A slot is the permission to run (`Slots`). At most `cap` turns start in a new slot. A turn that waits for a person has
 no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the
-first of them and gets it back from the last. A task tree therefore always makes progress, even with a single slot. At
-most `cap` trees run concurrently, and the height of each is limited by the delegation depth. Further turns of the same
-task tree wait for a slot like any other turn. The time limit of a turn is suspended while the turn, or one of its
-tasks, waits for a person. This module starts no turns: the caller that frees a slot also fills it.
+first of these tasks and gets it back from the last. A task tree therefore always makes progress, even with a single
+slot. At most `cap` trees run concurrently, and the height of each is limited by the delegation depth. Further turns of
+the same task tree wait for a slot like any other turn. The time limit of a turn is suspended while the turn, or one of
+its tasks, waits for a person. This module starts no turns: the caller that frees a slot also fills it.
 
 `turn_holdings` and `log_holdings` report the memory of turns by session, measured on request. They cover every turn
 that waits or runs, and every log, including the log of an ended turn that a slow reader still follows. The text of a

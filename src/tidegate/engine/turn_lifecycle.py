@@ -8,13 +8,13 @@ settings and its journal as read in the same transaction. If nothing else runs o
 counts as answered, even if it is stopped afterwards. A turn that has neither answered nor failed was stopped; the text
 it had already shown is kept.
 
-When that transaction commits, the turn has its final state and its answer, and every tool call in its rows has a
-result. A call that began and left no result is recorded as interrupted, whatever ended the turn; only a call without an
-intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has ended, the
-message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral session is
-deleted except for its usage and the outcome stored under its receipts. Of a delegated task, only the usage remains. It
-is added to this turn and to its parent turns. If the transaction does not commit, the turn is still running and
-continues at the next start.
+When the transaction of `settle` commits, the turn has its final state and its answer, and every tool call in its rows
+has a result. A call that began and left no result is recorded as interrupted, whatever ended the turn; only a call
+without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
+ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
+session is deleted except for its usage and the outcome stored under its receipts. Of a delegated task, only the usage
+remains. It is added to this turn and to its parent turns. If that transaction does not commit, the turn counts as still
+running and continues at the next start.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ belongs to exactly one turn, its receipts are recorded, and it can be acknowledg
 of the message remains. A repeated delivery is answered with the turn of the first delivery. Every lookup is limited to
 the caller's principal.
 
-The intake holds no state except a flag that says if it is open; the turns belong to the engine.
+The only state of the intake is a flag that is set while it is open; the turns belong to the engine.
 """
 
 import textwrap

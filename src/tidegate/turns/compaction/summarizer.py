@@ -1,9 +1,9 @@
 """Summaries of old messages, written by a model and stored until they are applied.
 
 The result of `write` covers everything between the messages already summarised and the newest ones without a gap, and
-is stored as prepared rows. If that fails, nothing is stored, and `NoSummary` says why. The cost is recorded in either
-case. If a summary is too long, a shorter one is requested, but only once. If messages have been undone in the meantime,
-no summary of them is stored. The summarizer is stateless.
+is stored as prepared rows. If no such result can be written, nothing is stored, and `NoSummary` gives the reason. The
+cost is recorded in either case. If a summary is too long, a shorter one is requested, but only once. If messages have
+been undone in the meantime, no summary of them is stored. The summarizer is stateless.
 """
 
 import contextlib
