@@ -311,8 +311,8 @@ class Conversation:
 
     @property
     def request_bytes(self) -> int:
-        """Bytes of the request in progress, which is kept for a retry. Parts that it shares with the history or with
-        other conversations are not included."""
+        """Bytes of the request in progress, which is kept for a retry. Parts that the request shares with the history
+        or with other conversations are not included."""
         return REQUEST_OVERHEAD + self.history.filed + self._loaded if self._asking else 0
 
     async def release(self) -> None:

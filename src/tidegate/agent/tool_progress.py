@@ -24,7 +24,7 @@ CUT_OFF = "\n[more output is not shown here]\n"
 
 
 class Progress:
-    """Receives each piece of output; a context manager around the call."""
+    """Receives each piece of a tool's output. A context manager that is entered for the duration of the call."""
 
     def __init__(self, turn: Turn, call: ToolCall) -> None:
         self._turn = turn

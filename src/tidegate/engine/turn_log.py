@@ -106,7 +106,7 @@ class TurnLog:
 
     @property
     def weight(self) -> int:
-        """Bytes held by the log. Computed on request, so that the turn pays nothing for it."""
+        """Bytes held by the log. The number is computed on request, so that the turn bears no cost for it."""
         return sum(map(_weigh, self.events))
 
     def draft(self) -> str:

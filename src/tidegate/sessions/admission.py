@@ -100,8 +100,9 @@ class Intake:
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
-        """Report the end of a background process to its session, once, as a message. The turn of this message runs on
-        the channel on which the process was started, with the permissions and approvers of that channel."""
+        """Report the end of a background process to the session that started the process, once, as a message. The turn
+        of this message runs on the channel on which the process was started, with the permissions and approvers of that
+        channel."""
         session: SessionRow | None = await self._store.read(sessions.get, process.session)
         if session is None:
             return

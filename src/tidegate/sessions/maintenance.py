@@ -55,7 +55,7 @@ async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATC
 
 
 def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awaitable[None]]) -> list[MaintenanceTask]:
-    """`count_audit_rows` is called after the audit log has been pruned."""
+    """Returns the maintenance tasks. `count_audit_rows` is called after the audit log has been pruned."""
     store, config, clock = components.store, components.config, components.clock
     expiry, limits, endings, workspaces = config.expiry, config.limits, components.endings, components.workspaces
 

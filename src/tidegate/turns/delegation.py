@@ -70,7 +70,7 @@ class Delegation:
         engine: Callable[[], EmbeddedEngine],
         accept: Callable[[Inbound], Awaitable[Acceptance]],
     ) -> None:
-        """`engine` is a function because the engine is built after its tools. `accept` accepts a message."""
+        """`engine` is a function because the engine is built after the tools. `accept` accepts a message."""
         self._config = config
         self._store = store
         self._get_engine = engine

@@ -27,7 +27,7 @@ from tidegate.values import Frozen, Notice
 log = Log(__name__)
 
 KEY = "fallback"
-"""The key of the setting."""
+"""The key of the setting that stores a session's fallback."""
 
 UNHELPED = frozenset({"context", "content"})
 """The kinds of failure that the content of the conversation causes. After such a failure, no other model is called."""
