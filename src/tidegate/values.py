@@ -19,8 +19,8 @@ class Frozen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def new_id(prefix: str) -> str:
-    """A new opaque id, e.g. `s_…` for sessions and `t_…` for turns: 48 bits of time, so that rows created together are
-    stored together, and 80 random bits, so that ids cannot be guessed."""
+    """Returns a new opaque id, e.g. `s_…` for a session or `t_…` for a turn. It contains 48 bits of time, so that rows
+    created together are stored together, and 80 random bits, so that ids cannot be guessed."""
     raw = int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10)
     return f"{prefix}_{raw.hex()}"
 
@@ -30,11 +30,12 @@ def new_id(prefix: str) -> str:
 Role = Literal["system", "user", "assistant", "tool"]
 
 BILLION = 1_000_000_000
-"""Money is counted in billionths of a dollar, because one token of a cheap model costs only some tens of them."""
+"""Money is counted in billionths of a dollar, because one token of a cheap model costs only a few dozen of these
+units."""
 
 
 def dollars(billionths: int) -> str:
-    """An amount for display; smaller amounts have more digits."""
+    """Formats an amount for display. Smaller amounts are shown with more digits."""
     amount = billionths / BILLION
     digits = 2 if amount >= 0.1 or not amount else 4 if amount >= 0.001 else 6
     return f"${amount:,.{digits}f}"
@@ -42,8 +43,9 @@ def dollars(billionths: int) -> str:
 
 class Usage(Frozen, frozen=True):
     """Tokens as counted by the provider. `cached` is the part of `input` that was read from the provider's cache,
-    `written` the part that was written to it, `reasoning` the part of `output` that is not shown. `cost` is in
-    billionths of a dollar. `estimated`: a part was not counted by the provider and is an estimate of the gateway."""
+    `written` is the part that was written to the cache, and `reasoning` is the part of `output` that is not shown.
+    `cost` is in billionths of a dollar. `estimated` is true if the provider did not count all of the tokens and the
+    gateway estimated the rest."""
 
     input: int = 0
     cached: int = 0
@@ -82,18 +84,19 @@ PDF = "application/pdf"
 
 
 def media_kind(media_type: str) -> str:
-    """The kind of media: picture, sound or document."""
+    """Returns the kind of media: `picture`, `sound` (any audio) or `document`."""
     if media_type == PDF:
         return "document"
     return "sound" if media_type.startswith("audio/") else "picture"
 
 
 class Media(Frozen, frozen=True):
-    """A picture, a sound or a document for a model, as it is sent. Small media are in `data`; larger media are in the
-    session's spool under the id `spooled` and are loaded only while a request is written.
+    """A picture, an audio clip or a document, as it is sent to a model. Small media are in `data`; larger media are in
+    the session's spool under the id `spooled` and are loaded only while a request is written.
 
-    `note` says how it was changed (scaled). Pictures have a `width` and a `height`; sounds have `seconds` if their
-    duration is known. Documents have a `size` in bytes, and the `name` of their file if the sender gave one."""
+    `note` describes how the media were changed, such as by scaling. Pictures have a `width` and a `height`. Audio clips
+    have `seconds` if the duration is known. Documents have a `size` in bytes, and the `name` of their file if the
+    sender gave one."""
 
     media_type: str
     data: bytes = b""
@@ -105,7 +108,7 @@ class Media(Frozen, frozen=True):
     name: str = ""
     size: int = 0
     detail: str = ""
-    """The resolution at which the caller wants a picture to be read; empty if it does not say."""
+    """The resolution at which the model should read a picture, as requested by the caller; empty if not specified."""
 
     @property
     def kind(self) -> str:
@@ -132,14 +135,14 @@ class Media(Frozen, frozen=True):
 
     @property
     def words(self) -> str:
-        """The replacement where only text is possible: `[sound: audio/wav, 3.2 s]`."""
+        """The text that replaces the media where only text is possible, such as `[sound: audio/wav, 3.2 s]`."""
         return f"[{self.kind}: {self.about}]"
 
 
 class OpaqueItem(Frozen, frozen=True):
-    """An item of a model's answer that is not text but must be sent back verbatim: signed or encrypted reasoning, or a
-    mark on a call. `text` and `calls` are its position: the number of characters of the text and of calls before it.
-    Only the wire format that received it knows its meaning."""
+    """An item of a model's answer that is not text but must be sent back verbatim, such as signed or encrypted
+    reasoning or a mark on a call. `text` and `calls` give its position: the number of characters of text and the number
+    of calls that precede it. Only the wire format that received the item can interpret it."""
 
     item: msgspec.Raw
     text: int = 0
@@ -147,15 +150,16 @@ class OpaqueItem(Frozen, frozen=True):
 
 
 class Message(Frozen, frozen=True):
-    """One row of a transcript, in the neutral format that every wire format is encoded from.
+    """One row of a transcript, in the neutral format from which every wire format is encoded.
 
-    `aside` is a text of the gateway for this message (a notice, a reminder): it was sent with the message and stays
-    with it. `finish` and `usage` are set on a model's answers: finish is stop | length | tool_calls | content_filter |
-    stopped (a person stopped it) | error. User messages and tool results may have `media`. `carried` items are sent
-    back only to the same `model`, in the same format (`carrier`), and after the same frozen prefix (`bound`).
-    `logprobs` is a JSON list with an entry for each token of an answer, if the caller requested it. `interrupted` marks
-    the result of a tool call that began and did not finish; its text says whether its effect is unknown. `unanswered`
-    marks a user message that entered the transcript only because the session ended.
+    `aside` is text that the gateway added to this message, such as a notice or a reminder. It was sent with the message
+    and stays part of it. `finish` and `usage` are set on a model's answers: finish is stop | length | tool_calls |
+    content_filter | stopped (a person stopped it) | error. User messages and tool results may have `media`. `carried`
+    items are sent back only to the model that produced them (`model`), in the same wire format (`carrier`), and after
+    the same frozen prefix (`bound`). `logprobs` is a JSON list with an entry for each token of an answer, if the caller
+    requested it. `interrupted` marks the result of a tool call that began and did not finish; its text says whether its
+    effect is unknown. `unanswered` marks a user message that no turn answered and that entered the transcript only
+    because the session ended.
     """
 
     role: Role
@@ -188,9 +192,9 @@ class ToolDefinition(Frozen, frozen=True):
 
 
 class Prefix(Frozen, frozen=True):
-    """System prompt and tool list of a session, frozen when it starts and stored with it. `parts` describes the prompt:
-    the name and the length in characters of each part, in order. `caller_tools` are run by the caller; with
-    `caller_only` they replace the agent's own tools, otherwise they follow them."""
+    """The system prompt and the tool list of a session, frozen when the session starts and stored with it. `parts`
+    describes the prompt: the name and the length in characters of each part, in order. `caller_tools` are run by the
+    caller; with `caller_only` they replace the agent's own tools, otherwise they follow them."""
 
     prompt: str
     tools: tuple[ToolDefinition, ...] = ()
@@ -200,7 +204,7 @@ class Prefix(Frozen, frozen=True):
 
     @property
     def shadowed(self) -> frozenset[str]:
-        """Names of caller tools that are not offered, because the agent has tools of the same names."""
+        """Names of caller tools that are not offered because the agent has tools with the same names."""
         return frozenset() if self.caller_only else self._names(self.tools) & self._names(self.caller_tools)
 
     @property
@@ -210,7 +214,7 @@ class Prefix(Frozen, frozen=True):
 
     @property
     def offered(self) -> tuple[ToolDefinition, ...]:
-        """The tools that the model may call, the agent's own first."""
+        """The tools that the model may call; the agent's own tools come first."""
         own, shadowed = () if self.caller_only else self.tools, self.shadowed
         return own + tuple(tool for tool in self.caller_tools if tool.name not in shadowed)
 
@@ -219,7 +223,7 @@ class Prefix(Frozen, frozen=True):
         return frozenset(tool.name for tool in tools)
 
     def with_caller_tools(self, tools: "CallerTools | None") -> "Prefix":
-        """The same prompt and agent tools, with these caller tools."""
+        """Returns a copy with the same prompt and agent tools but with these caller tools."""
         if tools is None:
             return msgspec.structs.replace(self, caller_tools=(), caller_only=False)
         return msgspec.structs.replace(self, caller_tools=tools.definitions, caller_only=tools.only)
@@ -228,15 +232,15 @@ class Prefix(Frozen, frozen=True):
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 BusyMode = Literal["queue", "steer", "interrupt"]
-"""The handling of a message that arrives while a turn of its session runs."""
+"""How to handle a message that arrives while a turn of its session is running."""
 OnDisconnect = Literal["cancel", "continue"]
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
 
 class CallerTools(Frozen, frozen=True):
-    """Tools that the caller runs itself, from one request. `digest` identifies the set; `definitions` are dropped from
-    the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools. Without
-    definitions it refers to the set that the session already has."""
+    """The tools in one request that the caller runs itself. `digest` identifies the set. `definitions` are dropped from
+    the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools. If `definitions`
+    is empty, `digest` refers to the set that the session already has."""
 
     digest: bytes = b""
     definitions: tuple[ToolDefinition, ...] = ()
@@ -244,7 +248,7 @@ class CallerTools(Frozen, frozen=True):
 
 
 class Call(Frozen, frozen=True):
-    """Parameters of one request, which apply to its turn only."""
+    """The parameters of one request. They apply only to the turn that the request starts."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -258,19 +262,20 @@ class Call(Frozen, frozen=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     top_logprobs: int | None = None
-    """The number of alternatives for each token; None for no log probabilities."""
+    """The number of alternatives to return for each token; None if no log probabilities are requested."""
     parallel_tool_calls: bool | None = None
     service_tier: str | None = None
     verbosity: str | None = None
     prompt_cache_key: str | None = None
     extras: bytes = b""
-    """Fields that only some providers know, as a JSON object; may be empty."""
+    """Fields that only some providers support, as a JSON object; may be empty."""
     caller_tools: CallerTools | None = None
     tool_choice: bytes = b""
     response_format: bytes = b""
-    """`tool_choice` and `response_format` are the caller's JSON, verbatim; empty if not given."""
+    """`tool_choice` and `response_format` contain the caller's JSON verbatim; each is empty if the caller did not set
+    it."""
     attended: bool | None = None
-    """True if a person is present who can be asked; None leaves it to the channel."""
+    """True if a person is present who can answer questions; None means that the channel decides."""
 
     @property
     def tools_digest(self) -> bytes:
@@ -279,12 +284,12 @@ class Call(Frozen, frozen=True):
 
     @property
     def is_forced(self) -> bool:
-        """True if `tool_choice` makes the model call a tool."""
+        """True if `tool_choice` forces the model to call a tool."""
         return self.tool_choice not in (b"", b'"auto"', b'"none"')
 
     @property
     def chosen_tool(self) -> str:
-        """The name of the tool that `tool_choice` makes the model call; empty if it names none."""
+        """The name of the tool that `tool_choice` forces the model to call; empty if it names no tool."""
         if not self.tool_choice.startswith(b"{"):
             return ""
         return str(msgspec.json.decode(self.tool_choice)["function"]["name"])
@@ -294,18 +299,18 @@ IDEMPOTENCY = "idempotency"
 """Source of a receipt: an idempotency key that the caller chose."""
 
 DELEGATED = "delegated"
-"""Source of a receipt: the step of a turn that delegated a task, so that it is delegated once."""
+"""Source of a receipt: the step of a turn that delegated a task. It ensures that the task is delegated only once."""
 
 RETRY_MARK, RETRY = "retry-mark", "retry"
-"""Sources of receipts for an official client that retries automatically, without a key: each first attempt leaves a
-mark, and only requests that declare themselves a retry are matched against the marks."""
+"""Sources of receipts for official clients that retry automatically without a key. Each first attempt leaves a mark,
+and only requests that declare themselves to be retries are matched against the marks."""
 
 
 class Receipt(Frozen, frozen=True):
     """An external identity of a message, which makes a repeated delivery recognisable.
 
-    `source` is one of the constants above, or `channel:<name>` for a platform's message id. `digest` is that of the
-    body. `keep` is the retention of the receipt in seconds.
+    `source` is one of the constants above, or `channel:<name>` for a platform's message id. `digest` is the digest of
+    the body. `keep` is the number of seconds for which the receipt is kept.
     """
 
     source: str
@@ -315,9 +320,9 @@ class Receipt(Frozen, frozen=True):
 
 
 class Attachment(Frozen, frozen=True):
-    """A picture, a sound or a document as received from a caller, unchecked. `message` is the index of its message in
-    the request and `name` its position there. `filename` is the caller's own name for it, and `detail` the resolution
-    at which the caller wants a picture to be read."""
+    """A picture, an audio clip or a document as received from a caller, unchecked. `message` is the index of its
+    message in the request, and `name` is its position in that message. `filename` is the file name given by the caller.
+    `detail` is the resolution at which the model should read a picture."""
 
     message: int
     name: str
@@ -327,9 +332,9 @@ class Attachment(Frozen, frozen=True):
 
 
 class Inbound(Frozen, frozen=True):
-    """An incoming message. `name` is the caller's own name of a conversation, `session` the id of an existing one; with
-    neither, the session is ephemeral and `messages` is the complete conversation. With either, `messages` is the one
-    new user message."""
+    """An incoming message. `name` is a conversation name chosen by the caller, and `session` is the id of an existing
+    session. If either is set, `messages` contains the one new user message. If neither is set, the session is ephemeral
+    and `messages` is the complete conversation."""
 
     principal: str
     channel: str
@@ -343,28 +348,29 @@ class Inbound(Frozen, frozen=True):
     on_disconnect: OnDisconnect | None = None
     receipts: tuple[Receipt, ...] = ()
     job: str = ""
-    """The name of the job that its tokens are charged to."""
+    """The name of the job that the message's tokens are charged to."""
     within: str = ""
-    """The turn that delegated it, if an agent did."""
+    """The turn that delegated this message as a task, if an agent did."""
     depth: int = 0
     """The delegation depth."""
     attachments: tuple[Attachment, ...] = ()
     """Files that become media of the messages when they are accepted."""
     new: bool = False
-    """Whether to start a new conversation that will be addressed by its id, as the page and the terminal do."""
+    """True if the message starts a new conversation that will be addressed by its id, as the web page and the terminal
+    do."""
 
 
 class ToolsNote(Frozen, frozen=True):
     """Information for a caller about the tools of its request."""
 
     shadowed: tuple[str, ...] = ()
-    """Names of caller tools that were left out because the agent has tools of the same names."""
+    """Names of caller tools that were left out because the agent has tools with the same names."""
     changed: bool = False
-    """True if they differ from those in the session's frozen prefix."""
+    """True if the caller tools differ from those in the session's frozen prefix."""
 
 
 class Acceptance(Frozen, frozen=True):
-    """The acknowledgement of a message: it is durable, and `how` says what happens to it."""
+    """The acknowledgement that a message has been stored durably. `how` says what happens to the message next."""
 
     turn: str
     session: str
@@ -418,21 +424,22 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     excerpt: str
     failed: bool = False
     media: tuple[str, ...] = ()
-    """Descriptions of pictures, sounds and documents of the result."""
+    """Descriptions of the pictures, audio clips and documents in the result."""
     interrupted: bool = False
     """True if the call began and did not finish."""
 
 
 class Notice(Frozen, frozen=True, tag="notice"):
-    """Information for the person that is not part of the answer."""
+    """Information for the user that is not part of the answer."""
 
     text: str
 
 
 class QuestionAsked(Frozen, frozen=True, tag="asked"):
-    """The turn waits for a person to approve one exact action, or to answer a question. Clients that connect later get
-    it again, under the same id. It ends with the turn. Followers of a turn also get the questions of its delegated
-    tasks; `turn` is then the turn of the task, and `agent` the agent that works on it."""
+    """The turn waits for a person to approve one exact action or to answer a question. Clients that connect later
+    receive the question again, under the same id. The question is closed at the latest when the turn ends. Followers of
+    a turn also receive the questions of its delegated tasks; `turn` is then the turn of the task, and `agent` is the
+    agent that works on the task."""
 
     id: str
     turn: str
@@ -458,7 +465,8 @@ TurnState = Literal["queued", "running", "answered", "failed", "stopped", "refus
 
 
 class Failure(Frozen, frozen=True):
-    """The reason for a turn's failure, for its caller: an HTTP status, OpenAI's type and code, and one sentence."""
+    """The reason for a turn's failure, as reported to the caller: an HTTP status, a type and a code in OpenAI's format,
+    and one sentence."""
 
     message: str
     type: str = "server_error"
@@ -468,9 +476,10 @@ class Failure(Frozen, frozen=True):
     """The faulty field of the request, if there is one."""
     retry: bool = False
     final: bool = False
-    """True if clients should not retry automatically: it would not help, or the gateway has already retried."""
+    """True if clients should not retry automatically, because a retry would not help or the gateway has already
+    retried."""
     retry_after: float | None = None
-    """Seconds after which a retry makes sense, if the model's endpoint said so."""
+    """Seconds after which a retry makes sense, if the model's endpoint specified this."""
 
 
 class Outcome(Frozen, frozen=True):

@@ -2,9 +2,9 @@
 
 Guarantee: every message is encoded once, when it is appended, and the encoded history only grows at its end. Loading
 the same rows from the store again produces the same bytes. However long the conversation is, only its newest part is in
-memory. The results of one step are encoded together, once the last of them has arrived. Spooled media are loaded only
-while a request is written. A conversation owns its history and one lease on the shared model client. `release` gives
-both back and has no other effect: unloading a session does not end it.
+memory. The results of one step are encoded together, once the last result has arrived. Spooled media are loaded only
+while a request is written. A conversation owns its history and one lease on the shared model client. `release` releases
+both and has no other effect: unloading a session does not end the session.
 """
 
 import asyncio
@@ -25,36 +25,36 @@ from tidegate.values import Call, Media, Message
 log = Log(__name__)
 
 BASE_OVERHEAD = 1024
-"""Bytes of the conversation itself: its record, lists and lease."""
+"""Bytes of the conversation object itself: its record, lists and lease."""
 
 REQUEST_OVERHEAD = 2048
-"""Bytes of a request besides its messages: the list of its pieces, its headers and its parameters."""
+"""Bytes of a request in addition to its messages: the list of pieces, the headers and the parameters."""
 
 MEDIA_OVERHEAD = 256
-"""Bytes of a picture, sound or document if only its name is in memory."""
+"""Bytes of a picture, audio clip or document of which only the name is in memory."""
 
 LOADED_BYTES = 20 * 1024 * 1024
-"""Bytes of spooled media in one request, before base64: the limit of the strictest provider. If there are more, the
-first ones are sent, so that the request still begins like the previous one."""
+"""The most bytes of spooled media in one request, before base64 encoding. This is the limit of the strictest provider.
+If there are more media, only the first are sent, so that the request still begins like the previous one."""
 
 PICTURE_TEXT_BYTES = 6400
-"""Bytes of text that cost about as many tokens as a picture, large or small."""
+"""Bytes of text that cost about as many tokens as a picture of any size."""
 
 DOCUMENT_PAGE_BYTES = 50_000
 """Assumed size of a document page, between text pages (smaller) and scanned pages (larger). A page costs about as many
-tokens as a picture, since providers show it as one."""
+tokens as a picture, since providers pass it to the model as a picture."""
 
 DOCUMENT_PAGES = 100
-"""The most pages assumed for a document. The size of a longer, scanned document says little about its cost."""
+"""The most pages assumed for a document. The size of a long scanned document says little about its cost."""
 
 FRAME_BYTES = 64
-"""Bytes around the text of a message, in any wire format."""
+"""Bytes that any wire format adds around the text of a message."""
 
 SOUND_TEXT_BYTES = 128
-"""Bytes of text that cost about as many tokens as a second of sound."""
+"""Bytes of text that cost about as many tokens as one second of audio."""
 
 SOUND_SECONDS = 60.0
-"""Assumed length of a sound whose length is unknown."""
+"""Assumed length of an audio clip whose length is unknown."""
 
 CONTINUE = Message(
     role="user",
@@ -122,11 +122,12 @@ class Conversation:
     ) -> None:
         """`era` counts how often the provider has refused the reasoning carried by earlier answers. `mark` identifies
         the applied summaries and elisions (`View.mark`). A request of more than `fit_above` tokens is fitted into the
-        model's window before it is sent. `keep` receives the history when it is released between two turns."""
+        model's window before it is sent. `keep` is called with the history when the conversation is released between
+        two turns."""
         self.model = model
         self.prefix = prefix
         self.prefix_bytes = len(prefix.system) + len(prefix.tools)
-        """Bytes of prompt and tools."""
+        """Bytes of the prompt and the tools."""
         self.tools = tools
         self.signature = signature
         self.version = -1
@@ -134,18 +135,19 @@ class Conversation:
         self.history = History(overflow)
         """The encoded messages. Messages with spooled media are stored unencoded."""
         self.carries = False
-        """True if a request includes reasoning that earlier answers carried besides their text."""
+        """True if a request includes reasoning carried by earlier answers."""
         self._load = load
         self._keep = keep
         self._missing_results = 0
-        """Results of the last answer's calls that have not arrived yet."""
+        """The number of results of the last answer's calls that have not arrived yet."""
         self._results: list[Message] = []  # lint: allow at most as many as an answer has calls
-        """Results that have arrived."""
+        """The results of the last answer's calls that have arrived."""
         self._call_order: dict[str, int] = {}  # lint: allow one for each call of an answer
-        """The order of the last calls, by id. A caller's results may arrive later than those of the agent's tools, and
-        in any order; a model reads them in the order of the calls, as it does when they come from the store."""
+        """The position of each of the last answer's calls, by id. The caller's results may arrive in any order and
+        later than those of the agent's tools. They are sorted so that a model reads all results in the order of the
+        calls, as it does when they come from the store."""
         self._unloaded = 0
-        """Entries of the history that are not encoded."""
+        """The number of entries of the history that are not encoded."""
         self._estimated = 0
         self._loaded = 0
         self._asking = False
@@ -154,13 +156,14 @@ class Conversation:
         self.mark = mark
         self.fit_above = fit_above
         self.is_outdated = False
-        """True if it must be rebuilt before the next request: a part of the current turn has been summarised."""
+        """True if the conversation must be rebuilt before the next request because part of the current turn has been
+        summarised."""
         self.summary_task: asyncio.Task[None] | None = None
         """The task that writes a summary in the background; it ends with this conversation."""
         self.cooldown: tuple[float, str] | None = None
-        """The time until which no model is asked for a summary of it, and the reason."""
+        """The time until which no summary of the conversation is requested from a model, and the reason."""
         self._counted: tuple[int, int] | None = None
-        """Tokens of a request as counted by the provider, and its bytes."""
+        """The provider's token count of a request, and the size of that request in bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
         self.extend(messages)
@@ -169,8 +172,9 @@ class Conversation:
         self.extend((message,))
 
     def extend(self, messages: Iterable[Message]) -> None:
-        """Appends messages in order. Each is encoded separately, and they are added to the history together. This is
-        the whole cost of loading a conversation again, so the path for plain messages is kept short."""
+        """Appends messages in order. Each is encoded separately, and they are added to the history together. This
+        accounts for the whole cost of loading a conversation again, so the code path for plain messages is kept
+        short."""
         encode = self.model.wire.encode
         encoded: list[bytes] = []
         counted: list[tuple[Message, int]] = []
@@ -203,7 +207,7 @@ class Conversation:
             self._note_count(counted)
 
     def _with_carried(self, answer: Message) -> Message:
-        """The answer, without its carried reasoning unless that may be sent back."""
+        """Returns the answer, without its carried reasoning if the reasoning may not be sent back."""
         if answer.bound != self.bound:
             return msgspec.structs.replace(answer, carried=())
         if answer.model == self.model.provider_model:
@@ -211,9 +215,9 @@ class Conversation:
         return answer
 
     def _note_count(self, answers: Sequence[tuple[Message, int]]) -> None:
-        """Applies the provider's token count of the last of these answers that belongs to the current view, so that
-        estimates are as accurate after a reload as before. Each answer is paired with the size of the messages before
-        it, in bytes."""
+        """Finds the last of these answers that belongs to the current view and applies the provider's token count from
+        it, so that estimates are as accurate after a reload as before. Each answer is paired with the size of the
+        messages before it, in bytes."""
         for answer, size_before in reversed(answers):
             same = answer.model == self.model.provider_model and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
@@ -223,14 +227,14 @@ class Conversation:
                 return
 
     def drop_carried(self, messages: Iterable[Message]) -> None:
-        """Rebuilds the conversation without carried reasoning, because the provider has refused it. Reasoning of later
-        answers is carried again."""
+        """Rebuilds the conversation without carried reasoning, because the provider has refused it. Later answers carry
+        their reasoning again."""
         self.era += 1
         self.rebuild(messages, self.mark)
 
     def rebuild(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
-        """Replaces the messages in the view, which have about `tokens` tokens. Reasoning carried by answers under
-        another mark is left out."""
+        """Replaces the messages by those of a new view, which have about `tokens` tokens. Reasoning carried by answers
+        under another mark is left out."""
         self.mark = mark
         self.is_outdated = False
         self._bound = ""
@@ -247,7 +251,7 @@ class Conversation:
         self._asking = True
         try:
             await self.history.settle()
-            # Only the model holds the written history, and drops it once the request is made.
+            # Only the model holds the written history, and it drops the history once the request is made.
             answer = await self.model.ask(self.prefix, await self._write(), call, on_text=on_text, on_reset=on_reset)
         finally:
             self._asking = False
@@ -266,19 +270,19 @@ class Conversation:
         return self._bound
 
     def set_token_count(self, tokens: int) -> None:
-        """Records the provider's token count of the request that matches the conversation as it is now."""
+        """Records the provider's token count of a request that contains exactly the current conversation."""
         self.model.token_estimate.learn(self.estimated_bytes, tokens)
         if self.model.token_estimate.is_plausible(self.estimated_bytes, tokens):
             self._counted = (tokens, self.estimated_bytes)
 
     @property
     def has_token_count(self) -> bool:
-        """True if the provider has counted a request with the current view."""
+        """True if the provider has counted the tokens of a request with the current view."""
         return self._counted is not None
 
     @property
     def tokens(self) -> int:
-        """The tokens of a request at this point: the provider's last count plus an estimate of later messages."""
+        """The number of tokens of a request made now: the provider's last count plus an estimate for later messages."""
         if self._counted is None:
             return self.model.token_estimate.tokens(self.estimated_bytes)
         tokens, size = self._counted
@@ -292,23 +296,23 @@ class Conversation:
 
     @property
     def weight(self) -> int:
-        """Bytes in memory."""
+        """The number of bytes in memory."""
         return BASE_OVERHEAD + self.history.memory
 
     @property
     def estimated_bytes(self) -> int:
-        """The size of a request at this point, as bytes of text of about the same cost."""
+        """The size of a request made now, given as the number of bytes of text that would cost about as much."""
         return self._estimated + self.prefix_bytes
 
     @property
     def prefix_tokens(self) -> int:
-        """Estimated tokens of prompt and tools."""
+        """The estimated number of tokens of the prompt and the tools."""
         return self.model.token_estimate.tokens(self.prefix_bytes)
 
     @property
     def request_bytes(self) -> int:
-        """Bytes of the request in progress, which is kept for a retry. Parts shared with the history and with other
-        conversations are counted there."""
+        """Bytes of the request in progress, which is kept for a retry. Parts that the request shares with the history
+        or with other conversations are not included."""
         return REQUEST_OVERHEAD + self.history.filed + self._loaded if self._asking else 0
 
     async def release(self) -> None:
@@ -322,7 +326,7 @@ class Conversation:
         self.history.release()
 
     async def _keep_history(self) -> None:
-        """Caches the history, if it matches the store, is fully encoded, and every call has its result."""
+        """Caches the history if it matches the store, is fully encoded, and has a result for every call."""
         if self._keep is None or self.version < 0 or self._unloaded or self._missing_results > 0:
             return
         state = HistoryState(
@@ -353,8 +357,8 @@ class Conversation:
         self._add(results, encoded)
 
     def _add(self, group: Group, encoded: list[bytes]) -> None:
-        """Encodes a group of messages together and adds the result to `encoded`, the pieces to append to the history
-        next."""
+        """Encodes a group of messages together and adds the result to `encoded`, the list of pieces to append to the
+        history next."""
         shown = [media for message in group for media in message.media if self.model.wire.takes(media.media_type)]
         if any(media.spooled for media in shown):
             self._unloaded += 1
@@ -379,7 +383,7 @@ class Conversation:
         return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
 
     async def _write(self) -> Sequence[bytes]:
-        """The history with all media loaded, and with an end that the model can answer."""
+        """Returns the history with all media loaded and with an ending that the model can answer."""
         history = await self.history.read()
         written = await self._write_media(history) if self._unloaded else cast(Sequence[bytes], history)
         if self._ends_with_answer and not self.model.wire.continues_answers:
@@ -404,7 +408,7 @@ class Conversation:
 
     async def _with_media(self, message: Message, bytes_left: int) -> tuple[Message, int]:
         """Returns the message with its spooled media loaded, and the number of bytes left for other media. Media that
-        cannot be loaded or exceed the limit are replaced by words."""
+        cannot be loaded or exceed the limit are replaced by a short text."""
         kept: list[Media] = []
         lost: list[str] = []
         for place, media in enumerate(message.media, 1):
@@ -433,19 +437,19 @@ class Conversation:
 
 
 def weigh(message: Message) -> int:
-    """Estimated bytes of text that a message costs in a request, in any wire format."""
+    """Returns the estimated cost of a message in a request in any wire format, in bytes of text."""
     calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.calls)
     text = len(message.text.encode(errors="replace")) + len(message.aside.encode(errors="replace"))
     return FRAME_BYTES + text + calls + sum(map(weigh_media, message.media))
 
 
 def _framed(group: Group) -> int:
-    """Estimated bytes of the text of these messages, as sent."""
+    """Returns the estimated number of bytes that the text of these messages has when it is sent."""
     return sum(FRAME_BYTES + len(message.text) + len(message.aside) for message in group)
 
 
 def weigh_media(media: Media) -> int:
-    """Bytes of text that cost about as much as this picture, sound or document."""
+    """Returns the number of bytes of text that cost about as much as this picture, audio clip or document."""
     if media.is_sound:
         return int((media.seconds or SOUND_SECONDS) * SOUND_TEXT_BYTES)
     pages = min(1 + media.size // DOCUMENT_PAGE_BYTES, DOCUMENT_PAGES) if media.is_document else 1

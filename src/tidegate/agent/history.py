@@ -1,9 +1,9 @@
-"""The encoded messages of a conversation: the newest in memory, older ones in a file.
+"""The encoded messages of a conversation. The newest are in memory, older ones in a file.
 
 Guarantee: appended messages are read back in order, byte for byte, in a bounded number of pieces, so that a request
-costs the same however long the history is. After `settle`, memory use is bounded: the rest is in an unnamed file, which
-leaves nothing behind even if the process is killed. If writing fails, everything stays in memory. A history owns its
-file; `release` closes it.
+costs the same however long the history is. After `settle`, memory use is bounded, and the rest of the history is in an
+unnamed file. The file leaves nothing behind even if the process is killed. If writing fails, everything stays in
+memory. A history owns its file; `release` closes it.
 """
 
 import os
@@ -23,16 +23,16 @@ IN_MEMORY_BYTES = 256 * 1024
 conversation, so most never need a file."""
 
 KEPT_BYTES = 128 * 1024
-"""Bytes that stay in memory after a move. The difference to the threshold is large, so moves are rare."""
+"""Bytes that stay in memory after messages were moved. This is well below the threshold, so moves are rare."""
 
 ROW_OVERHEAD = 64
-"""Bytes of an encoded message besides its text: the object's header and its slot in the list."""
+"""Bytes of an encoded message in addition to its text: the object's header and its slot in the list."""
 
 PIECES = 64
-"""The number of pieces in memory at which old ones are joined."""
+"""The number of pieces in memory at which old pieces are joined."""
 
 KEPT_PIECES = 16
-"""The newest pieces are not joined, because a wire format may have to look at them."""
+"""The number of newest pieces that are not joined, because a wire format may have to look at them."""
 
 Group = tuple[Message, ...]
 """Messages that are encoded together: one message, or all results of one model step."""
@@ -66,7 +66,7 @@ class History:
         self.parts: list[bytes | Group | Run] = []
         """The parts in order. Messages that cannot be encoded yet are stored unencoded."""
         self.memory = 0
-        """Bytes in memory."""
+        """The number of bytes in memory."""
 
     @property
     def has_file(self) -> bool:
@@ -74,7 +74,7 @@ class History:
 
     @property
     def filed(self) -> int:
-        """Bytes in the file."""
+        """The number of bytes in the file."""
         return self._end
 
     def append(self, encoded: bytes) -> None:
@@ -85,7 +85,7 @@ class History:
             self._fold()
 
     def extend(self, encoded: list[bytes]) -> None:
-        """Adds newly encoded pieces. If there are many, all but the newest become one piece."""
+        """Adds newly encoded pieces. If there are too many pieces, all but the newest are joined into one."""
         if len(encoded) >= PIECES:
             self.append(b",".join(encoded[:-KEPT_PIECES]))
             encoded = encoded[-KEPT_PIECES:]
@@ -99,12 +99,12 @@ class History:
         self.memory += weight + ROW_OVERHEAD
 
     async def settle(self) -> None:
-        """Move old messages to the file if memory exceeds the bound. Nothing may be appended meanwhile."""
+        """Move old messages to the file if memory use exceeds the bound. Nothing may be appended until this returns."""
         if self.memory > self._memory_bytes and self._overflow is not None:
             await to_thread.run_sync(self._move)
 
     async def read(self) -> Sequence[bytes | Group]:
-        """The complete history; one piece may contain several messages."""
+        """Returns the complete history. One piece may contain several messages."""
         if self._file is None:
             return self.parts  # type: ignore[return-value]  # no run without a file
         return await to_thread.run_sync(self._read)
@@ -123,7 +123,7 @@ class History:
             self._file = None
 
     def _fold(self) -> None:
-        """Joins neighbouring pieces. Runs rarely, and copies at most what may be kept in memory."""
+        """Joins neighbouring pieces. This happens rarely, and the amount copied is bounded by the limit on memory."""
         old, self.parts[:-KEPT_PIECES] = self.parts[:-KEPT_PIECES], []
         folded: list[bytes | Group | Run] = []
         for kind, parts in groupby(old, type):

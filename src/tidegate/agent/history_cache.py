@@ -6,7 +6,7 @@ message, so the cost does not depend on the number of messages.
 Guarantee: a hit returns exactly the bytes that were cached, and only for the same signature and version of the session.
 On a miss, the caller reads the store. Each entry is returned at most once. The file is unnamed, so nothing outlives the
 process. It is used as a ring: the newest entries overwrite the oldest. Histories that arrive during a write are written
-together afterwards, and their total size is bounded, so unloading frees memory even if the disk is slow. After a failed
+together afterwards. Their total size is bounded, so unloading frees memory even if the disk is slow. After a failed
 write, nothing more is cached. The cache owns the file; `close` closes it.
 """
 
@@ -25,19 +25,20 @@ from tidegate.values import Frozen
 log = Log(__name__)
 
 FILE_BYTES = 64 * 1024 * 1024
-"""Size of the file: some hundreds of long conversations. It is usually in the page cache."""
+"""Size of the file, which is enough for some hundreds of long conversations. The file is usually in the page cache."""
 
 LEAST_BYTES = 16 * 1024
-"""Smallest history that is cached: encoding a shorter one again costs no more than reading it from a file."""
+"""Size of the smallest history that is cached. Encoding a shorter history again costs no more than reading it from a
+file."""
 
 MOST_BYTES = FILE_BYTES // 16
-"""Largest history that is cached: a longer one would push out too many others."""
+"""Size of the largest history that is cached. A longer history would overwrite too many others."""
 
 WAITING_BYTES = FILE_BYTES // 8
-"""Bytes of histories that may wait to be written. Further ones are not cached, to save memory."""
+"""The most bytes of histories that may wait to be written. Further histories are not cached, to save memory."""
 
 ENTRIES = 1024
-"""The most entries: as many histories of usual length as the file can hold."""
+"""The most entries in the cache: as many histories of usual length as the file can hold."""
 
 
 class HistoryState(Frozen, frozen=True):
@@ -102,7 +103,7 @@ class HistoryCache:
         self._waiting.append(PendingHistory(session, state, pieces))
         self._waiting_bytes += size
         async with self._writing:
-            if self._waiting:  # otherwise the previous holder of the lock has written this one too
+            if self._waiting:  # otherwise the previous holder of the lock has written this history too
                 await self._write_waiting()
 
     async def _write_waiting(self) -> None:
@@ -125,7 +126,7 @@ class HistoryCache:
             start += sum(waiting.lengths)
 
     async def find(self, session: str, signature: bytes, version: int) -> tuple[HistoryState, list[bytes]] | None:
-        """The cached history, if the session has not changed since."""
+        """Returns the cached history, if the session has not changed since it was cached."""
         entry = self._entries.get(session)
         self._entries.discard(session)
         if entry is None or (entry.state.signature, entry.state.version) != (signature, version):

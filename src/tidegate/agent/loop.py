@@ -1,9 +1,9 @@
-"""The agent loop: ask the model, run the tools it calls, repeat until it answers.
+"""The agent loop: call the model, run the tools that it calls, and repeat until it answers.
 
 Guarantee: each model answer and each tool result is one journal step, and a replay follows the same order. Steering
 messages are added between steps, never within one. Every call has a result before the model is called again. A model
-that repeats the same calls with the same results is first warned, then stopped. The loop owns nothing: the model step
-and the tool runner belong to the turn, the journal belongs to the engine.
+that repeats the same calls with the same results is first warned, then stopped. The loop owns no objects: the turn owns
+the model step and the tool runner, and the engine owns the journal.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ REPEATED = "[You have made the same call {count} times with the same result. Do 
 
 
 class Bounds(Frozen, frozen=True):
-    """Limits of one turn."""
+    """The limits of one turn."""
 
     steps: int
     repeats: int
@@ -32,11 +32,12 @@ class Bounds(Frozen, frozen=True):
 async def run(
     turn: Turn, model_step: ModelStep, make_tool_runner: Callable[[], ToolRunner], call: Call, bounds: Bounds
 ) -> Message:
-    """Run the turn to its answer and return it. Most turns call no tool, so the tool runner is made at the first call.
+    """Run the turn to its answer and return it. Most turns call no tool, so the tool runner is created at the first
+    tool call.
 
     A step that calls the caller's tools ends the turn: the agent's own calls of that step run first, and the others are
-    left to the caller. A `tool_choice` that forces a call applies only to the first step; otherwise no turn would
-    ever end.
+    left to the caller. A `tool_choice` that forces a call applies only to the first step; otherwise the turn would
+    never end.
     """
     model_step.extend(turn.incoming)
     tool_runner: ToolRunner | None = None

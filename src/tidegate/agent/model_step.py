@@ -1,10 +1,10 @@
 """One model step of a turn, with its cost and with fallback to other models.
 
 Each model of the agent's chain is tried at most once per step, after its own retries. If a request is refused because
-of content that can be left out, it is changed and sent to the same model again first (`Remedy`). Text already streamed
-from a failed model is withdrawn before the next model starts. If every model fails, the error names all of them. A
-request that comes close to its model's window is reduced before it is sent. A conversation that was unloaded while the
-turn waited for a person is loaded again before the next step.
+of content that can be left out, the content is left out first and the request is sent to the same model again
+(`Remedy`). Text already streamed from a failed model is withdrawn before the next model starts. If every model fails,
+the error names all of them. A request that comes close to its model's window is reduced before it is sent. A
+conversation that was unloaded while the turn waited for a person is loaded again before the next step.
 
 No model is called once a budget is spent. The tokens of every call are reported to the budgets and to the turn, either
 as counted by the provider or as an estimate that is marked as such. Providers report their count at the end of an
@@ -31,11 +31,12 @@ from tidegate.values import BILLION, Call, Event, Frozen, Message, TextDelta, Te
 
 Remedy = Literal["thoughts", "context", "size", "documents"]
 """Ways to change a refused request so that the same model may accept it: leave out the reasoning carried by earlier
-answers, shorten old messages, or replace media (or only documents) by words."""
+answers, shorten old messages, or replace media (or only documents) by a short text."""
 
 
 TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2, "documents": 2})
-"""How often each remedy is tried in one step. Older media are left out first."""
+"""How often each remedy is tried in one step. Media have two attempts, because the first leaves out only older
+media."""
 
 
 class Payer(Protocol):
@@ -46,17 +47,17 @@ class Payer(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """Its usage so far."""
+        """The payer's usage so far."""
         ...
 
     def emit(self, event: Event) -> None: ...
 
 
 class Budget(Protocol):
-    """A spending limit: of the gateway, a principal, a session or a turn."""
+    """A spending limit for the gateway, a principal, a session or a turn."""
 
     def check(self, payer: Payer) -> None:
-        """Raises BudgetSpent if nothing is left."""
+        """Raises BudgetSpent if the budget is used up."""
         ...
 
     def spend(self, payer: Payer, usage: Usage) -> None:
@@ -92,8 +93,8 @@ class Meter:
 
 
 class SpendGuard(Frozen, frozen=True):
-    """The budgets that a turn's model calls are charged to. `model` is the provider's name of the model; `meter` counts
-    all usage, for the metrics."""
+    """The budgets that a turn's model calls are charged to. `model` is the provider's name for the model. `meter`
+    counts all usage of the model for the metrics."""
 
     model: str
     budgets: tuple[Budget, ...] = ()
@@ -123,13 +124,15 @@ class RequestFitter(Protocol):
         ...
 
     async def apply_remedy(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
-        """Changes a conversation that was refused. Returns True if it changed and can be sent again."""
+        """Changes a conversation that was refused by the model. Returns True if it was changed and can be sent
+        again."""
         ...
 
 
 class TurnResident(NamedTuple):
     """Access to a turn's resident conversation between steps, through the session's record. The conversation may be
-    unloaded while the turn waits for a person; `reload` loads it from the store again, up to the same point."""
+    unloaded while the turn waits for a person; `reload` then loads it again from the store, up to the same point in the
+    turn."""
 
     presence: Presence
     record: Present
@@ -142,8 +145,9 @@ class TurnResident(NamedTuple):
 
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]
-"""Returns the conversation, at the same point, with the next model that has not failed in this step, or None if every
-model has failed. Called with the models that failed and the failure of the last one."""
+"""Returns a conversation with the next model that has not failed in this step, up to the same point, or None if every
+model has failed. The arguments are the current conversation, the models that failed, and the failure of the last of
+them."""
 
 
 class ModelStep:
@@ -161,8 +165,8 @@ class ModelStep:
         *,
         fit_first: bool = False,
     ) -> None:
-        """`make_fitter` is called the first time a conversation does not fit its model's window, since most always do.
-        With `fit_first`, the first request is fitted whatever its size."""
+        """`make_fitter` is called only when a conversation first does not fit its model's window, because most
+        conversations always fit. With `fit_first`, the first request is fitted whatever its size."""
         self.conversation = conversation
         self.spend_guard = spend_guard
         self._fall_back = fall_back
@@ -172,7 +176,8 @@ class ModelStep:
         self._resident = resident
 
     def extend(self, messages: Sequence[Message]) -> None:
-        """Appends messages that are already committed. An unloaded conversation will read them from the store."""
+        """Appends messages that are already committed. If the conversation is unloaded, nothing is appended: it reads
+        the messages from the store when it is loaded again."""
         if messages and (self._resident is None or self._resident.holds(self.conversation)):
             self.conversation.extend(messages)
             self._weigh()
@@ -182,7 +187,7 @@ class ModelStep:
             self._resident.presence.reweigh(self._resident.record)
 
     async def run(self, turn: Turn, call: Call) -> Message:
-        """The answer of the first model that succeeds. Later steps of the turn stay with that model."""
+        """Returns the answer of the first model that succeeds. Later steps of the turn use that model too."""
         first: ModelFailed | None = None
         failed: tuple[Model, ...] = ()
         applied: tuple[Remedy, ...] = ()
@@ -195,7 +200,7 @@ class ModelStep:
                 return await metered_call(turn, self.conversation, call, self.spend_guard)
             except ModelFailed as failure:
                 if failure.param is not None and first is None:
-                    raise  # the caller's mistake: another model would refuse it too
+                    raise  # the request is at fault: another model would refuse it too
                 remedy = remedy_for(failure)
                 if (
                     remedy is not None
@@ -213,7 +218,7 @@ class ModelStep:
                 if failure.partial_answer:
                     turn.emit(TextReset(reason=failure.brief))
                 failed, applied = tried, ()
-                # The traceback is removed, because it would keep this frame, and with it the turn, alive.
+                # The traceback is removed, because it would keep this frame, and therefore the turn, alive.
                 first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 
@@ -244,7 +249,7 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
 
 
 def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
-    """One failure that reports both; its kind is that of the first."""
+    """Returns one failure that reports both. Its kind is the kind of the first failure."""
     failure = ModelFailed(
         f"{first.brief} Another model was tried. {then.brief}",
         kind=first.kind,
@@ -259,7 +264,7 @@ def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
 
 
 async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend_guard: SpendGuard) -> Message:
-    """The model's answer with its usage; the turn's followers see the text as it arrives."""
+    """Returns the model's answer with its usage. The turn's followers receive the text as it arrives."""
     spend_guard.check(turn)
     streamed = 0
 
@@ -302,7 +307,7 @@ def _estimate(conversation: Conversation, received_bytes: int) -> Usage:
 
 
 def answer_bytes(answer: Message) -> int:
-    """Bytes of an answer: text, tool arguments and reasoning."""
+    """Returns the number of bytes of an answer, including its text, tool arguments and reasoning."""
     called = sum(_size(call.arguments) for call in answer.calls)
     return _size(answer.text) + called + sum(len(bytes(one.item)) for one in answer.carried)
 

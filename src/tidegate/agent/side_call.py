@@ -1,9 +1,9 @@
-"""A model call outside the conversation: for a summary, or for the notes at the end of a session.
+"""A model call outside the conversation, such as for a summary or for the notes at the end of a session.
 
 Guarantee: a side call is charged to the same budgets as the turns of its session, is refused once these are spent, and
-has a time limit. Its text is shown to nobody; it has no tools and leaves no row in a transcript. `calls` records the
-cost of each attempt, including attempts that were cut off; the caller stores it in the same transaction as the effect.
-A side call owns nothing.
+has a time limit. Its text is not shown to anyone, it has no tools, and it leaves no row in a transcript. `calls`
+records the cost of each attempt, including attempts that were cut off; the caller stores them in the same transaction
+as the effect of the side call. A side call owns no resources.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ NOTHING = Usage()
 
 
 class SideCall:
-    """The account of the call: its session, its usage, and the calls that were made."""
+    """The account of a side call: its session, its usage, and the model calls that were made for it."""
 
     def __init__(self, session: str, *, emit: Callable[[Event], None] | None = None, usage: Usage = NOTHING) -> None:
         self.session = session
@@ -90,4 +90,4 @@ async def run_side_call(
 
 
 def _discard(text: str) -> None:
-    """Ignores streamed text: the answer is read when it is complete."""
+    """Ignores streamed text, because the answer is read when it is complete."""

@@ -1,4 +1,4 @@
-"""Pairing of tool calls and results, however a turn ends.
+"""Ensures that every tool call has a result, however a turn ends.
 
 `missing` lists the calls of a turn that have no result yet. An engine that ends the turn early commits a result for
 each of them, so no provider ever sees a call without a result: `not_run` if the call never started, `interrupted` if it
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from tidegate.values import Message, ToolCall
 
 MODEL_STEP = "model-"
-"""The journal's name for a model step, before its number."""
+"""The prefix of the journal's name for a model step; the number of the step follows it."""
 
 
 def tool_step_name(number: int, index: int) -> str:
-    """The journal's name for the result of call `index` of model step `number`."""
+    """Returns the journal's name for the result of call `index` of model step `number`."""
     return f"tool-{number}-{index}"
 
 
@@ -24,7 +24,7 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
     answers: list[tuple[int, Message]] = []
     for step, message in rows:
         recorded.add(step)
-        if step.startswith(MODEL_STEP) and message.calls:  # calls in messages from the caller have their results there
+        if step.startswith(MODEL_STEP) and message.calls:  # messages from the caller contain the results of their calls
             answers.append((int(step.removeprefix(MODEL_STEP)), message))
     return [
         (tool_step_name(number, index), call)
@@ -35,12 +35,12 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
 
 
 def not_run(call: ToolCall, why: str) -> Message:
-    """The result of a call that was never started. `why` is a sentence."""
+    """Returns the result of a call that was never started. `why` is a sentence."""
     return Message(role="tool", call_id=call.id, name=call.name, text=f"Not run: {why}", failed=True)
 
 
 def interrupted(call: ToolCall, why: str, *, read_only: bool) -> Message:
-    """The result of a call that was started and did not finish. `why` is a sentence."""
+    """Returns the result of a call that was started and did not finish. `why` is a sentence."""
     if read_only:
         text = f"Interrupted before it finished. {why}"
     else:
@@ -68,7 +68,7 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
 
 
 def is_balanced(messages: Sequence[Message]) -> bool:
-    """True if every call is followed by its results before any other message, and every result belongs to a call."""
+    """True if every call is followed by its result before any other message, and every result belongs to a call."""
     open_calls: set[str] = set()
     for message in messages:
         if message.role == "tool":

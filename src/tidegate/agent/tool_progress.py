@@ -12,10 +12,10 @@ from tidegate.agent.turn import Turn
 from tidegate.values import ToolCall, ToolProgress
 
 PAUSE_SECONDS = 0.1
-"""The pause between two pieces: nobody reads faster."""
+"""The pause between two pieces of output. Nobody can read faster."""
 
 PIECE_CHARACTERS = 4096
-"""A piece of this size is sent immediately."""
+"""The size at which a piece is sent immediately."""
 
 SHOWN_CHARACTERS = 64 * 1024
 """The most characters of one call's output that are sent. The rest is in the result."""
@@ -24,7 +24,7 @@ CUT_OFF = "\n[more output is not shown here]\n"
 
 
 class Progress:
-    """Receives each piece of output; a context manager around the call."""
+    """Receives each piece of a tool's output. A context manager that is entered for the duration of the call."""
 
     def __init__(self, turn: Turn, call: ToolCall) -> None:
         self._turn = turn

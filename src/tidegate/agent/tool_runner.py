@@ -2,9 +2,9 @@
 
 Guarantee: a call runs only after this exact call was permitted and its intent was committed. It runs within the turn:
 stopping the turn stops the tool. The tool's deadline is enforced here. A call that was cut short is recorded as
-interrupted; unless its tool only reads, its effect is unknown. A result is always one message within the size limit;
-longer output is written to the spool, and the message says where. Adjacent calls run in parallel if their tools allow
-it; their results are returned in the order of the calls.
+interrupted; unless its tool only reads, its effect is unknown. A result is always one message within the size limit.
+Longer output is written to the spool, and the message says where to find it. Adjacent calls run in parallel if their
+tools allow it; their results are returned in the order of the calls.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ class Permissions(Protocol):
     """Decides whether a call may run."""
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
-        """Returns None if the call may run, otherwise a sentence that tells the model why not. May wait for a
-        person."""
+        """Returns None if the call may run, otherwise a sentence that tells the model why it may not. May wait for a
+        person's decision."""
         ...
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
-        """Returns a person's answer. The tool's time limit does not apply while it waits."""
+        """Asks a person a question and returns the answer. The tool's time limit is suspended during the wait."""
         ...
 
     async def withdraw(self, turn: Turn, step: str, *, lost: bool) -> None:
@@ -100,8 +100,8 @@ class ToolRunner:
         return message
 
     def _effect(self, step: str, tool: Tool | None, call: ToolCall) -> Effect:
-        """The effect of a call. A call to an unknown tool is refused or, if an earlier process had the tool and started
-        the call, recorded as interrupted."""
+        """Returns the effect of a call. A call to an unknown tool is refused. If an earlier process knew the tool and
+        started the call, the call is recorded as interrupted instead."""
 
         async def refused() -> Message | None:
             if tool is None:
@@ -159,7 +159,7 @@ class ToolRunner:
 
 
 def tool_ended(result: Message) -> ToolEnded:
-    """The event for this result."""
+    """Returns the event that reports this result."""
     return ToolEnded(
         call_id=result.call_id,
         name=result.name,
@@ -171,8 +171,8 @@ def tool_ended(result: Message) -> ToolEnded:
 
 
 def _cut_short(tool: Tool, call: ToolCall, why: str) -> Message:
-    """The result of a call that was cut short: failed if its tool only reads, otherwise interrupted with an unknown
-    effect."""
+    """Returns the result of a call that was cut short. The call has failed if its tool only reads; otherwise it is
+    interrupted, with an unknown effect."""
     if tool.read_only:
         return _result(call, Result(text=why, failed=True))
     return interrupted(call, why, read_only=False)

@@ -26,13 +26,14 @@ class Parked(Exception):
 
 
 class Effect(Frozen, frozen=True):
-    """The effect of a step, declared before the step runs.
+    """The effect of a step, declared in advance.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
-    run again. Any other step is never run twice: its result is the return value of `interrupted`, whose argument says
-    whether the step was read-only when it began. `refused` is called before the intent is committed and may take days;
+    run again. Any other step is never run twice: its result is the return value of `interrupted`, whose argument is
+    true if the step was read-only when it began. `refused` is called before the intent is committed and may take days;
     if it returns a message, that message is the result and the step is not run. If a step has a `digest` of the exact
-    action, its intent and its result are recorded in the audit log, the result with the `hosts` that were contacted.
+    action, its intent and its result are recorded in the audit log. The result is recorded together with the `hosts`
+    that were contacted.
     """
 
     tool: str
@@ -53,13 +54,13 @@ class Turn(Protocol):
 
     @property
     def incoming(self) -> tuple[Message, ...]:
-        """The messages that this turn was started with, already in the transcript."""
+        """The messages that this turn was started with. They are already in the transcript."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """The usage of all model calls so far, including calls that were cut off, in the whole task tree to which this
-        turn belongs. Turn budgets apply to the whole tree."""
+        """The usage so far of all model calls in the task tree to which this turn belongs, including calls that were
+        cut off. Turn budgets apply to the whole tree."""
         ...
 
     @property
@@ -69,7 +70,7 @@ class Turn(Protocol):
 
     @property
     def is_resumed(self) -> bool:
-        """True if an earlier attempt has left steps of this turn."""
+        """True if an earlier attempt has recorded steps of this turn."""
         ...
 
     @property
@@ -90,12 +91,12 @@ class Turn(Protocol):
         effect: Effect | None = None,
         ends: Callable[[Message], bool] | None = None,
     ) -> Message:
-        """Returns the message of this step, either recorded or made now. If `ends` returns True for it, an engine may
-        commit it together with the end of the turn."""
+        """Returns the message of this step, either from the journal or made now. If `ends` returns True for the
+        message, an engine may commit it together with the end of the turn."""
         ...
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
-        """Makes a committed answer the last one of the turn. `calls` are the calls in it that are left to the
+        """Makes a committed answer the last one of the turn. `calls` are the calls of that answer that are left to the
         caller."""
         ...
 
@@ -106,7 +107,7 @@ class Turn(Protocol):
 
     async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:
         """Waits until `ready` returns a value other than None, and returns it. `ready` is called immediately and again
-        whenever the turn is signalled. This is how a turn waits for a person; it needs no slot meanwhile."""
+        whenever the turn is signalled. This is how a turn waits for a person. While it waits, it needs no slot."""
         ...
 
     def cut(self, model: str, usage: Usage) -> None:
@@ -115,9 +116,9 @@ class Turn(Protocol):
 
     async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `fn(db, …)` in a transaction of the store, if this attempt still holds the turn; raises Superseded
-        otherwise. All that a turn stores besides its steps is written this way."""
+        otherwise. Everything that a turn stores in addition to its steps is written this way."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Send an event to the turn's followers; nothing is stored."""
+        """Send an event to the turn's followers. The event is not stored."""
         ...

@@ -1,8 +1,9 @@
 """The engine: runs the turns of each session one at a time and keeps their journal.
 
-`Engine` is the interface that the sessions package uses; `agent.Turn` is the interface that the agent loop uses.
-Another engine can be put between the two. `EmbeddedEngine` runs turns in this process over the store. Its additional
-methods concern this process: which turns run and wait here, and how the engine shuts down.
+`Engine` is the interface that the sessions package uses; `agent.Turn` is the interface that the agent loop uses. A
+different engine can be used by implementing both. `EmbeddedEngine` runs turns in this process and keeps them in the
+store. Its additional methods concern this process: they list the turns that run and wait here, and shut the engine
+down.
 """
 
 from tidegate.agent import Parked

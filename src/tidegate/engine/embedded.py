@@ -1,9 +1,9 @@
-"""The embedded engine: runs turns in this process over the store.
+"""The embedded engine, which runs turns in this process and keeps them in the store.
 
 Guarantee: a session runs one turn at a time, in the order in which its messages were accepted. At most `turns` turns
-run at once; the others wait for a slot. A turn's record is released in one place, however the turn ends, and only after
-the turns that ran its delegated tasks have ended. A commit is never interrupted. The engine owns the tasks of its turns
-and the map of live turns; the handler decides what a turn does.
+run concurrently; the others wait for a slot. A turn's record is released in one place, however the turn ends, and only
+after the turns that ran its delegated tasks have ended. A commit is never interrupted. The engine owns the tasks of its
+turns and the map of live turns; the handler decides what a turn does.
 """
 
 import asyncio
@@ -46,18 +46,19 @@ log = Log(__name__)
 PARENT_ENDED = "because the turn that delegated this task has ended"
 
 TASKS_END_SECONDS = 10.0
-"""Seconds that the end of a turn waits for its delegated tasks to end. Only a tool that hangs takes longer."""
+"""Seconds that an ending turn waits for its delegated tasks to end. Only a hanging tool takes longer."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Seconds between two tries to store the end of a turn while the store refuses (usually because the disk is full)."""
+"""Shortest and longest pause, in seconds, between two attempts to store the end of a turn while the store refuses the
+write (usually because the disk is full)."""
 
 
 class Handler(Protocol):
     async def __call__(self, turn: Turn, taken: TakenTurn, /) -> None: ...
 
     def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
-        """The turn has ended and its record is about to be released. `version` is the session's version in the store
-        now."""
+        """Called when the turn has ended, before its record is released. `version` is the session's current version in
+        the store."""
         ...
 
 
@@ -84,7 +85,7 @@ class EmbeddedEngine(Engine):
         self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while it has readers
         self._ready: dict[Present, None] = {}
         self.parking = False
-        """True if turns stop before their next step and continue in the next process."""
+        """True if running turns are to stop before their next step and continue in the next process."""
         self._closed = False
         self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
@@ -95,35 +96,37 @@ class EmbeddedEngine(Engine):
 
     @property
     def waiting_total(self) -> int:
-        """Waiting turns of all sessions."""
+        """The number of waiting turns in all sessions."""
         return len(self._live) - self.slots.started
 
     def waiting_of(self, principal: str) -> int:
-        """Waiting turns of one principal."""
+        """The number of waiting turns of one principal."""
         return sum(live.started_at is None and live.principal == principal for live in self._live.values())
 
     @property
     def asking(self) -> int:
-        """Turns that wait for a person."""
+        """The number of turns that wait for a person."""
         return self.slots.asking
 
     @property
     def is_stopping(self) -> bool:
-        """True if the process is stopping, so that turns that do not end now continue in the next one."""
+        """True if the process is stopping. Turns that have not ended by then continue in the next process."""
         return self.parking or not self._scope.open
 
     def has_free_slot(self, within: str = "") -> bool:
-        """True if a turn accepted now could start at once. `within` is its parent turn, if it runs a task."""
+        """True if a turn accepted now could start immediately. `within` is the parent turn if the new turn runs a
+        delegated task."""
         parent = self._live.get(within)
         return self._is_open(parent) and self.slots.is_free_for(parent)
 
     def accepts_tasks(self, turn: str) -> bool:
-        """True if this turn may delegate now. A running turn may, even when no new turns are accepted any more."""
+        """True if this turn may delegate a task now. A running turn may delegate even when no other new turns are
+        accepted."""
         return turn in self._live and not self.is_stopping
 
     @property
     def is_open(self) -> bool:
-        """False once the stop has begun: only tasks of running turns are accepted then."""
+        """False once the engine has begun to stop. From then on, only tasks delegated by running turns are accepted."""
         return self._is_open(None)
 
     @property
@@ -145,8 +148,9 @@ class EmbeddedEngine(Engine):
         within: str | None = None,
     ) -> int:
         """Queue an accepted turn. `started` is set if the turn was started in the transaction that accepted it.
-        `within` is the parent turn that delegated the task; the new turn ends with it. Idempotent: a turn that is
-        already live keeps its position and its log. Returns how many turns of the session were ahead of a new one."""
+        `within` is the parent turn that delegated the task; the new turn ends no later than its parent. Idempotent: a
+        turn that is already live keeps its position and its log. Returns the number of turns of the session that
+        precede the new turn."""
         if turn in self._live:
             return 0
         parent = self._live.get(within) if within is not None else None
@@ -168,8 +172,8 @@ class EmbeddedEngine(Engine):
         return live.log if live is not None else None
 
     async def result(self, turn: str) -> Outcome:
-        """The outcome, once the turn has ended here, or elsewhere if it was taken over; as it is in the store if the
-        turn is not live."""
+        """Waits until the turn has ended, here or in the process that has taken it over, and returns its outcome. If
+        the turn is not live, returns the outcome that is in the store now."""
         live = self._live.get(turn)
         if live is not None:
             await live.log.ended()
@@ -180,7 +184,7 @@ class EmbeddedEngine(Engine):
                 raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
         outcome = await self._store.read(turns.outcome, turn)
         while live is not None and outcome is not None and outcome.state in ("queued", "running"):
-            await anyio.sleep(FIRST_PAUSE)  # another attempt has it
+            await anyio.sleep(FIRST_PAUSE)  # another attempt is running the turn
             outcome = await self._store.read(turns.outcome, turn)
         if outcome is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
@@ -188,7 +192,7 @@ class EmbeddedEngine(Engine):
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """All turns that wait or run here."""
+        """The ids of all turns that wait or run in this process."""
         return tuple(self._live)
 
     def running(self, session: str) -> LiveTurn | None:
@@ -200,13 +204,13 @@ class EmbeddedEngine(Engine):
         return len(record.waiting) if record is not None else 0
 
     def steer(self, turn: str) -> None:
-        """A steering message for this turn has been committed."""
+        """Called when a steering message for this turn has been committed."""
         live = self._live.get(turn)
         if live is not None:
             live.steer()
 
     def signal(self, turn: str) -> None:
-        """An event that this turn may wait for has been committed."""
+        """Called when an event has been committed that this turn may be waiting for."""
         live = self._live.get(turn)
         if live is not None:
             live.signal()
@@ -219,7 +223,8 @@ class EmbeddedEngine(Engine):
 
     @contextlib.contextmanager
     def delegating(self, turn: str) -> Iterator[None]:
-        """A tool call of this turn waits for a task that it delegates; the task's turn gets the slot of this one."""
+        """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated. The task's
+        turn may use the slot of this turn."""
         live = self._live[turn]
         try:
             with self.slots.waiting_for_tasks(live):
@@ -249,7 +254,7 @@ class EmbeddedEngine(Engine):
 
     def refuse(self, outcomes: Iterable[Outcome]) -> None:
         """End waiting turns that the store has refused, and publish their outcomes. A turn that has left the queue in
-        the meantime finds out on its own."""
+        the meantime finds the refusal in the store."""
         for outcome in outcomes:
             live = self._live.get(outcome.turn)
             if live is not None and self._leave_queue(live):
@@ -262,8 +267,8 @@ class EmbeddedEngine(Engine):
             await self._until_ended(live)
 
     async def drain(self, within: float) -> None:
-        """Start no more turns. Running turns may finish within this time; the others are parked before their next
-        step."""
+        """Stop starting turns. Running turns have this many seconds to finish; those that do not are parked before
+        their next step."""
         self._closed = True
         with anyio.move_on_after(within):
             await self._until_idle()
@@ -288,8 +293,8 @@ class EmbeddedEngine(Engine):
     # -- running --
 
     async def _until_idle(self) -> None:
-        """Wait until no turn has a slot. A turn that reserves its slot for tasks counts until these can no longer
-        start."""
+        """Wait until no turn has a slot. A turn that reserves its slot for its tasks is included until the tasks can no
+        longer start."""
         while (live := next(filter(self._is_busy, self._live.values()), None)) is not None:
             await self._until_ended(live)
 
@@ -297,7 +302,7 @@ class EmbeddedEngine(Engine):
         return live.has_slot and not (self.parking and live.is_waiting)
 
     async def _until_ended(self, live: LiveTurn) -> None:
-        """Wait until the end of the turn is published, and a little longer if it could not be stored yet."""
+        """Wait until the end of the turn is published. If the end could not be stored yet, wait a little longer."""
         await live.log.ended()
         await anyio.sleep(FIRST_PAUSE if live.turn in self._live else 0)
 
@@ -317,7 +322,7 @@ class EmbeddedEngine(Engine):
         record.notify()
 
     def _leave_queue(self, live: LiveTurn) -> bool:
-        """Remove a turn from the queue. Returns False if it is not there, because it runs."""
+        """Remove a turn from the queue. Returns False if the turn is not in the queue because it is already running."""
         record = self._presence.get(live.session)
         if record is None or live not in record.waiting:
             return False
@@ -327,8 +332,7 @@ class EmbeddedEngine(Engine):
         return True
 
     async def _withdraw(self, live: LiveTurn) -> None:
-        """End a turn that left the queue without running. Its session stays present until the end is published, and no
-        longer."""
+        """End a turn that left the queue without running. Its session stays present only until the end is published."""
         with contextlib.ExitStack() as present:
             record = present.enter_context(self._presence.keep_present(live.session))
 
@@ -342,9 +346,9 @@ class EmbeddedEngine(Engine):
                 self._release(record, live, None)
 
     def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
-        """The one place where a turn's record is released, once. This happens as soon as the end is stored, so that
-        waiting callers are notified in the same iteration of the event loop; at the latest when the turn's task
-        ends."""
+        """Release a turn's record, exactly once; no other code does this. The record is released as soon as the end is
+        stored, so that waiting callers are notified in the same iteration of the event loop, and at the latest when the
+        turn's asyncio task ends."""
         if live.released:
             return
         live.released = True
@@ -361,8 +365,8 @@ class EmbeddedEngine(Engine):
         self._fill_slots(live.parent)
 
     def _fill_slots(self, tree: LiveTurn | None) -> None:
-        """Give free slots to the sessions that wait for one. The slots that the turns of this task tree reserve for
-        their tasks go to those first."""
+        """Give free slots to the sessions that wait for one. Slots that the turns of this task tree have reserved for
+        their tasks go to these tasks first."""
         while tree is not None:
             for task in tuple(tree.children.values()):
                 if task.started_at is None and (record := self._presence.get(task.session)) is not None:
@@ -375,9 +379,9 @@ class EmbeddedEngine(Engine):
 
     @contextlib.contextmanager
     def _waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
-        """A step of the turn waits for a person. Other turns get its slot, its resident conversation may be unloaded,
-        and its time limit is suspended. When the turn continues it does not wait for a slot again; limits.questions
-        bounds how many such turns there are."""
+        """Within the block, a step of the turn counts as waiting for a person. The slot is available to other turns,
+        the resident conversation may be unloaded, and the time limit is suspended. When the turn continues, it does not
+        wait for a slot again; limits.questions limits how many turns may wait this way."""
         try:
             with self.slots.waiting_for_person(live):
                 self._fill_slots(live.parent)
@@ -387,7 +391,7 @@ class EmbeddedEngine(Engine):
             self._fill_slots(live.parent)
 
     def _allow_unload(self, asking: LiveTurn) -> None:
-        """Lets the residents of this turn and of the parent turns that wait for it be unloaded."""
+        """Allow the residents of this turn, and of the parent turns that wait for it, to be unloaded."""
         live: LiveTurn | None = asking
         while live is not None:
             record = self._presence.get(live.session)
@@ -416,7 +420,7 @@ class EmbeddedEngine(Engine):
         live.log.append(TurnEnded(outcome=outcome))
 
     async def _run(self, record: Present, live: LiveTurn) -> None:
-        """The task of a turn: run it and settle it, or leave it for the next process."""
+        """Run a turn and settle it, or leave it for the next process. This is the turn's asyncio task."""
         try:
             attempt = await self._attempt(live)
             if attempt is not None:
@@ -425,7 +429,7 @@ class EmbeddedEngine(Engine):
             self._release(record, live, None)
 
     async def _attempt(self, live: LiveTurn) -> Attempt | None:
-        """Start the turn and run its handler. None if the turn was parked for the next process, or taken over by
+        """Start the turn and run its handler. Returns None if the turn was parked for the next process or taken over by
         another attempt."""
         attempt = Attempt()
         live.attach_task()
@@ -466,7 +470,7 @@ class EmbeddedEngine(Engine):
         return attempt
 
     async def _settle(self, live: LiveTurn, attempt: Attempt, release: Callable[[Settlement], None]) -> None:
-        """Stop the turn's tasks, decide its end and store it."""
+        """Stop the turn's delegated tasks, decide how the turn ends, and store its end."""
         if live.children:
             await self._end_tasks(live)
         end = await self._turn_end(live, attempt)
@@ -474,11 +478,11 @@ class EmbeddedEngine(Engine):
             await self._commit(live, end, release)
 
     def _is_end_of_process(self, error: Exception) -> bool:
-        """True if a turn failed only because nothing can be opened any more: the process is ending."""
+        """True if a turn failed only because the process is ending and nothing can be opened any more."""
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _end_tasks(self, live: LiveTurn) -> None:
-        """Stop the tasks that this turn delegated and wait for their end."""
+        """Stop the tasks that this turn delegated and wait until they have ended."""
         tasks = tuple(live.children.values())
         for task in tasks:
             self.interrupt(task.turn, PARENT_ENDED)
@@ -491,8 +495,8 @@ class EmbeddedEngine(Engine):
             )
 
     async def _park(self, live: LiveTurn, attempt: Attempt) -> None:
-        """Leave the turn for the next start. An orderly stop does not count towards limits.resumes. The cost of the
-        model call in progress is recorded, since the call will be made again."""
+        """Leave the turn for the next process. An orderly stop does not count towards limits.resumes. The cost of the
+        model call in progress is recorded, since the next process makes the call again."""
 
         taken = attempt.taken or (live.start.taken if live.start is not None else None)
         if taken is None or not self._closed:
@@ -507,8 +511,8 @@ class EmbeddedEngine(Engine):
             await self._store.write(write)
 
     def _log_failure(self, live: LiveTurn, failure: Failure, error: BaseException) -> None:
-        """Writes one log line per failed turn, so that the operator notices a wrong key or a broken model. The message
-        of the endpoint is left out, because it may quote the conversation."""
+        """Write one log line per failed turn, so that the operator notices a wrong key or a broken model. The
+        endpoint's error message is left out because it may quote the conversation."""
         if failure.code == "internal":
             log.exception("a turn failed unexpectedly", session=live.session, turn=live.turn, error=failure.message)
         else:
@@ -539,8 +543,8 @@ class EmbeddedEngine(Engine):
         )
 
     async def _turn_end(self, live: LiveTurn, attempt: Attempt) -> TurnEnd | None:
-        """The end of the turn after this attempt. A turn that was never taken was stopped while it waited, or refused
-        by the store."""
+        """Returns the end of the turn after this attempt. If the turn was never taken, it was stopped while it waited
+        or refused by the store."""
         taken = attempt.taken or (live.start.taken if live.start is not None else None)
         taken = taken or await self._store.read(peek, live.turn)
         if taken is None:
@@ -551,8 +555,9 @@ class EmbeddedEngine(Engine):
         return turn_end(live, attempt, taken, (live.usage, attempt.journal.steps))
 
     async def _commit(self, live: LiveTurn, end: TurnEnd, release: Callable[[Settlement], None]) -> None:
-        """Stores the end and releases the turn. While the store refuses, waiting callers are notified at once, and the
-        session stays with this turn until its end is stored: a later turn must not overtake it."""
+        """Store the end and release the turn. If the store refuses the write, waiting callers are notified immediately,
+        but the session starts no other turn until this end is stored, because a later turn must not overtake this
+        one."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -576,7 +581,7 @@ class EmbeddedEngine(Engine):
             return
 
     async def give_up(self, turn: TurnRow, session: SessionRow, failure: Failure) -> bool:
-        """Settle a turn that will not be resumed. Returns False if it has ended meanwhile."""
+        """Settle a turn that will not be resumed. Returns False if the turn has ended in the meantime."""
 
         def then(settlement: Settlement) -> None:
             if settlement.follow_up is not None:

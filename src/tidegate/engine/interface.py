@@ -1,8 +1,9 @@
 """The interface of an engine, as the sessions package uses it.
 
 Guarantee: an engine runs each accepted turn of a session once, in the order of acceptance and one at a time. Submitting
-a turn twice changes nothing. The rows of a turn are in the store before it is submitted, so an engine needs only its
-id. `EmbeddedEngine` does this in one process; a distributed engine would do it by other means.
+a turn twice changes nothing. The rows of a turn are in the store before the turn is submitted, so an engine needs only
+the turn's id. `EmbeddedEngine` implements this interface within one process; a distributed engine could implement it
+differently.
 """
 
 from contextlib import AbstractContextManager
@@ -25,8 +26,8 @@ class Engine(Protocol):
         within: str | None = None,
     ) -> int:
         """Queue an accepted turn. `started` is set if the turn was started in the transaction that accepted it.
-        `within` is the parent turn that delegated the task; the new turn ends with it at the latest. Returns how many
-        turns of the session were ahead of a new one."""
+        `within` is the parent turn that delegated the task; the new turn ends no later than its parent. Returns the
+        number of turns of the session that precede the new turn."""
         ...
 
     def log(self, turn: str) -> TurnLog | None:
@@ -34,16 +35,17 @@ class Engine(Protocol):
         ...
 
     async def result(self, turn: str) -> Outcome:
-        """The outcome of a turn, once it has ended; as it is in the store if the turn is not live here. Raises NotFound
-        if there is no such turn."""
+        """Waits until the turn has ended and returns its outcome. If the turn is not live here, returns the outcome
+        that is in the store now. Raises NotFound if there is no such turn."""
         ...
 
     def steer(self, turn: str) -> None:
-        """A steering message for this turn has been committed."""
+        """Called when a steering message for this turn has been committed."""
         ...
 
     def signal(self, turn: str) -> None:
-        """An event that this turn may wait for has been committed: one of its questions was answered."""
+        """Called when an event has been committed that this turn may be waiting for, such as the answer to one of its
+        questions."""
         ...
 
     def tell(self, turn: str, event: Event) -> None:
@@ -51,10 +53,10 @@ class Engine(Protocol):
         ...
 
     def delegating(self, turn: str) -> AbstractContextManager[None]:
-        """A tool call of this turn waits for a task that it delegates; the engine need not reserve a slot for it
-        meanwhile."""
+        """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated. The engine
+        need not reserve a slot for the turn during that time."""
         ...
 
     def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
-        """Stop a turn that runs or waits. Returns whether there was one."""
+        """Stop a turn that runs or waits. Returns True if there was such a turn."""
         ...

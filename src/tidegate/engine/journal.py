@@ -1,10 +1,10 @@
-"""The journal of one turn over the store: the embedded engine's implementation of `Turn`.
+"""The journal of one turn in the store. This is the embedded engine's implementation of `Turn`.
 
 Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent of
 a step with an effect is committed before the step runs; an intent without a row is never run again unless the step is
 repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
 effect is recorded in the audit log, in the transactions of its intent and of its result. Each transaction first checks
-the fence of the turn, so an attempt writes nothing after the turn was taken again.
+the fence of the turn, so an attempt writes nothing once another attempt has taken the turn.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class Billing(Frozen, frozen=True):
-    """The account that a step's usage is recorded under. `session` is the conversation's session, also for its
-    tasks."""
+    """The account under which a step's usage is recorded. For delegated tasks too, `session` is the session of the
+    conversation."""
 
     session: str
     principal: str
@@ -35,14 +35,15 @@ class Billing(Frozen, frozen=True):
 
 
 def slim(message: Message) -> Message:
-    """The message as user interfaces receive it: a tool result without its payload, media without bytes. Idempotent."""
+    """Returns the message as user interfaces receive it: without the payload of a tool result and without the bytes of
+    media. Idempotent."""
     if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
         message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
     return without_bytes(message) if message.media else message
 
 
 def without_bytes(message: Message) -> Message:
-    """The message without the bytes of its media, which can be fetched separately."""
+    """Returns the message without the bytes of its media, which can be fetched separately."""
     if not any(media.data for media in message.media):
         return message
     emptied = tuple(msgspec.structs.replace(media, data=b"") for media in message.media)
@@ -94,8 +95,8 @@ def record_call(
     now: float,
     hosts: Iterable[str] = (),
 ) -> None:
-    """Writes the audit rows of a tool call, in the writer's transaction: one if it has an effect, and one for each host
-    that it has contacted."""
+    """Writes the audit rows of a tool call, in the writer's transaction: one row if the call has an effect, and one for
+    each host that the call has contacted."""
     events: list[tuple[AuditKind, bytes]] = [("egress", audit.host_name(host)) for host in dict.fromkeys(hosts)]
     if digest is not None:
         events.insert(0, ("tool", digest))
@@ -135,17 +136,17 @@ class Journal:
         """The answer that ends the turn, if it has been committed already."""
         self.steps = 0
         self.cut_calls: tuple[tuple[str, Usage], ...] = ()
-        """Model and usage of model calls that were cut off and are not recorded yet: at most the last call and its
-        earlier tries."""
+        """Model and usage of model calls that were cut off and are not recorded yet. There are at most the last call
+        and its earlier attempts."""
         self.hosts: dict[str, list[str]] = {}
-        """Hosts contacted by the tool calls in progress, by step."""
+        """The hosts that the tool calls in progress have contacted, by step."""
         self._live = live
         self._store = store
         self._billing = billing
         self._fence = fence
         self._recorded = {row.step: row.message for row in recorded if row.step}
         self.is_resumed = any(not step.startswith(turns.INCOMING) for step in self._recorded)
-        """True if an earlier attempt has left steps of this turn."""
+        """True if an earlier attempt has recorded steps of this turn."""
         self._open_intents = open_intents
         self._parking = parking
         self._waiting_for_person = waiting_for_person
@@ -194,7 +195,7 @@ class Journal:
 
     async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect) -> Message:
         """Runs a step with an effect, after committing its intent. If an earlier process began the step, permission is
-        not requested again, and the step is run again only if both that process and this one declare it repeatable."""
+        not requested again. The step is then run again only if both processes have declared it repeatable."""
         intent = self._open_intents.get(name)
         if intent is None:
             if (refusal := await effect.refused()) is not None:
@@ -228,8 +229,8 @@ class Journal:
         return answer
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
-        """`kind` is `steer`: messages steered into this turn. Drains are numbered, so each one returns the same
-        messages in a replay as the first time."""
+        """Returns the waiting messages of this kind. The only kind is `steer`, for messages steered into this turn.
+        Drains are numbered, so in a replay each drain returns the same messages as the first time."""
         prefix = f"{kind}-{self._drains}-"
         self._drains += 1
         recorded = tuple(message for step, message in self._recorded.items() if step.startswith(prefix))

@@ -1,15 +1,15 @@
-"""A turn that waits or runs in this process: its record, and its slot.
+"""A turn that waits or runs in this process, with its record and its slot.
 
 Guarantee: everything that exists for a turn while it runs (its log, start time, stop reason, steering, usage and child
 turns) is a field of `LiveTurn`, so dropping the record drops all of it, however the turn ends. A record holds ids,
 values and other records, never the live objects of a session.
 
-A slot is the permission to run (`Slots`). At most `cap` turns are started in slots of their own. A turn that waits for
-a person has no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its
-slot for the first of them and gets it back from the last. So a task tree always makes progress, even with a single
-slot, and at most `cap` trees run at once, each at most as many turns high as the delegation depth allows. Further turns
-of the same task tree wait for a slot like any other turn. The time limit of a turn is suspended while the turn, or one
-of its tasks, waits for a person. Nothing is started here: the caller that frees a slot fills it.
+A slot is the permission to run (`Slots`). At most `cap` turns start in a new slot. A turn that waits for a person has
+no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the
+first of these tasks and gets it back from the last. A task tree therefore always makes progress, even with a single
+slot. At most `cap` trees run concurrently, and the height of each is limited by the delegation depth. Further turns of
+the same task tree wait for a slot like any other turn. The time limit of a turn is suspended while the turn, or one of
+its tasks, waits for a person. This module starts no turns: the caller that frees a slot also fills it.
 
 `turn_holdings` and `log_holdings` report the memory of turns by session, measured on request. They cover every turn
 that waits or runs, and every log, including the log of an ended turn that a slow reader still follows. The text of a
@@ -28,19 +28,20 @@ from tidegate.store import IntentRow, MessageRow, SessionRow, SettingRow, TurnRo
 from tidegate.values import Event, Frozen, Message, Notice, Usage
 
 NOTICES_KEPT = 16
-"""Notices of one turn. Further ones are dropped."""
+"""The most notices kept for one turn. Further notices are dropped."""
 
 NOTHING = Usage()
 
 RUNNING_BYTES = 12 * 1024
-"""A running turn: its task with the frames in which it waits for a model, its record and its journal. Measured."""
+"""Bytes of a running turn, as measured: its asyncio task with the frames that wait for a model, its record and its
+journal."""
 
 WAITING_BYTES = 2 * 1024
-"""A waiting turn: its record and empty log."""
+"""Bytes of a waiting turn: its record and its empty log."""
 
 
 class TakenTurn(Frozen, frozen=True):
-    """A turn as its handler receives it: its rows at the moment it was taken."""
+    """A turn as its handler receives it, with its rows as they were when the turn was taken."""
 
     turn: TurnRow
     session: SessionRow
@@ -57,7 +58,7 @@ class StartedTurn(Frozen, frozen=True):
     incoming: tuple[tuple[int, Message], ...]
     recorded: tuple[MessageRow, ...] = ()
     intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
-    """Intents of steps that began in an earlier attempt and left no row."""
+    """The intents of steps that began in an earlier attempt and left no row."""
 
 
 class LiveTurn:
@@ -106,38 +107,38 @@ class LiveTurn:
         self.session = session
         self.principal = principal
         self.start = start
-        """The rows it was started with, if it was started in the transaction that accepted it."""
+        """The rows that the turn was started with, if it was started in the transaction that accepted it."""
         self.resumed = resumed
         self.parent = parent
-        """The turn that delegated this one, if it runs a task."""
+        """The turn that delegated this turn, if this turn runs a task."""
         self.children: dict[str, LiveTurn] = {}
         """The turns that run tasks delegated by this turn, by id."""
         self.delegated = resumed
-        """True if it may have delegated tasks."""
+        """True if the turn may have delegated tasks."""
         self.log = TurnLog(turn, session)
         self.notices: list[str] = []  # lint: allow NOTICES_KEPT
-        """Notices shown to the user. They are stored with the end, for users who were not connected."""
+        """Notices shown to the user. They are stored with the turn's end, for users who were not connected."""
         self.usage = NOTHING
-        """The usage of its model calls and of those of its tasks."""
+        """The usage of the turn's model calls and of the model calls of its tasks."""
         self.started_at: float | None = None
         self.stopped_by: str | None = None
-        """The reason for the stop, in words, once it was stopped."""
+        """The reason why the turn was stopped, in words; None if it was not stopped."""
         self.abandoned = False
-        """True if it was stopped only because its caller had left."""
+        """True if the turn was stopped only because its caller had disconnected."""
         self.steered = resumed
-        """True if there may be messages to drain."""
+        """True if there may be steering messages to drain."""
         self.expired = False
-        """True if it exceeded the time limit."""
+        """True if the turn exceeded its time limit."""
         self.is_done = False
-        """True if it has finished running; only its end remains to be stored."""
+        """True if the turn has finished running and only its end remains to be stored."""
         self.released = False
-        """True if its session has released it."""
+        """True if the session has released the turn."""
         self.has_slot = False
-        """True if it has a slot. While it waits for its tasks, the slot is reserved for them."""
+        """True if the turn has a slot. While the turn waits for its tasks, the slot is reserved for them."""
         self.questions = 0
-        """The number of its tool calls that wait for a person."""
+        """The number of the turn's tool calls that wait for a person."""
         self.tasks = 0
-        """The number of its tool calls that wait for a delegated task."""
+        """The number of the turn's tool calls that wait for a delegated task."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -148,13 +149,13 @@ class LiveTurn:
 
     @property
     def is_waiting(self) -> bool:
-        """True if it is only waiting at the moment: for a person or for its tasks."""
+        """True if the turn is currently waiting for a person or for its tasks."""
         return bool(self.questions or self.tasks)
 
     @property
     def waits_for_person(self) -> bool:
-        """True if it needs an answer from a person before it can continue: to its own question, or to one of a task
-        that it waits for."""
+        """True if the turn cannot continue until a person has answered a question of the turn or of a task that it
+        waits for."""
         return bool(self.questions or (self.tasks and self._timer_holds))
 
     @property
@@ -166,12 +167,12 @@ class LiveTurn:
         return live
 
     def attach_task(self) -> None:
-        """From now on a stop cancels the current task, until `detach_task`."""
+        """Make a stop cancel the current asyncio task, until `detach_task` is called."""
         self._task = asyncio.current_task()
 
     def detach_task(self) -> bool:
-        """From now on no stop cancels the task: only the end of the turn remains to be stored. Returns whether the turn
-        was stopped or expired, as opposed to cancelled by the end of the process."""
+        """Make later stops leave the asyncio task alone, because only the end of the turn remains to be stored. Returns
+        True if the turn was stopped or expired, and False if it was only cancelled by the end of the process."""
         task, self._task = self._task, None
         self.is_done = True
         ours = self.stopped_by is not None or self.expired
@@ -191,7 +192,7 @@ class LiveTurn:
             self._task.cancel()
 
     def add_usage(self, usage: Usage) -> None:
-        """Counts a model call of this turn or of one of its tasks, here and in all parent turns."""
+        """Count a model call of this turn or of one of its tasks, in this turn and in all parent turns."""
         self.usage = self.usage + usage
         if self.parent is not None:
             self.parent.add_usage(usage)
@@ -199,18 +200,18 @@ class LiveTurn:
     # -- time limit --
 
     def start_timer(self, seconds: float) -> None:
-        """Start the time limit."""
+        """Start the timer of the turn's time limit."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + seconds
         self._timer = loop.call_later(seconds, self.expire)
 
     @property
     def is_timed(self) -> bool:
-        """Whether its time limit is running."""
+        """True if the timer of the turn's time limit is running."""
         return self._timer is not None
 
     def hold_timer(self) -> None:
-        """Suspend the time limit until `resume_timer` has been called as often as this."""
+        """Suspend the time limit. It continues once `resume_timer` has been called as often as this method."""
         self._timer_holds += 1
         self.stop_timer()
 
@@ -220,7 +221,7 @@ class LiveTurn:
             self.start_timer(self._seconds_left)
 
     def stop_timer(self) -> None:
-        """Stop the time limit and remember the time left."""
+        """Stop the timer and remember the time left."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -234,19 +235,19 @@ class LiveTurn:
         self.log.append(event)
 
     def steer(self) -> None:
-        """A steering message for this turn has been committed."""
+        """Called when a steering message for this turn has been committed."""
         self.steered = True
         self.signal()
 
     def signal(self) -> None:
-        """An event that one of its steps waits for may have happened."""
+        """Called when an event may have happened that one of the turn's steps waits for."""
         self._signals += 1
         if self._signalled is not None and not self._signalled.done():
             self._signalled.set_result(None)
 
     @property
     def signals(self) -> int:
-        """The number of signals it has received. Read this before checking a condition, then pass it to
+        """The number of signals that the turn has received. Read this before checking a condition, then pass it to
         `wait_for_signal`."""
         return self._signals
 
@@ -272,15 +273,15 @@ class Slots:
         self._cap = cap
         self.taken = 0
         self.started = 0
-        """Turns that have started and not ended."""
+        """The number of turns that have started and not ended."""
         self.asking = 0
-        """Turns that wait for a person."""
+        """The number of turns that wait for a person."""
         self.delegating = 0
-        """Turns that wait only for their delegated tasks."""
+        """The number of turns that wait only for their delegated tasks."""
 
     @property
     def running(self) -> int:
-        """Turns that have started and wait for nothing."""
+        """The number of turns that have started and are not waiting."""
         return self.started - self.asking - self.delegating
 
     @property
@@ -288,11 +289,11 @@ class Slots:
         return self.taken < self._cap
 
     def is_free_for(self, parent: LiveTurn | None) -> bool:
-        """True if a turn could start: on its own, or as a task of `parent`."""
+        """True if a turn could start now, as a task of `parent` if one is given."""
         return self.free or (parent is not None and _has_spare_slot(parent))
 
     def occupy(self, live: LiveTurn) -> None:
-        """Give the turn a slot: that of its parent, if the parent keeps one for it."""
+        """Give the turn a slot. If its parent has reserved one, the turn gets that slot."""
         self.started += 1
         self._count(live, 1)
         live.has_slot = True
@@ -300,7 +301,8 @@ class Slots:
         self._balance(live.parent)
 
     def release(self, live: LiveTurn) -> None:
-        """The turn has ended, or never started. Its slot goes back to its parent if the parent has no other."""
+        """Free the slot of a turn that has ended or never started. If the parent needs a slot and has none, it gets
+        this one back."""
         if live.started_at is not None:
             self._count(live, -1)
             self.started -= 1
@@ -311,7 +313,7 @@ class Slots:
 
     @contextmanager
     def waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
-        """A tool call of the turn waits for a person."""
+        """Within the block, one of the turn's tool calls counts as waiting for a person."""
         held = [*_with_parents(live)]
         for each in held:
             each.hold_timer()
@@ -325,7 +327,7 @@ class Slots:
 
     @contextmanager
     def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
-        """A tool call of the turn waits for a task that it delegates."""
+        """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated."""
         live.delegated = True
         self._change(live, tasks=1)
         try:
@@ -347,7 +349,8 @@ class Slots:
             self.delegating += by
 
     def _balance(self, live: LiveTurn | None) -> None:
-        """A turn has a slot if it runs itself or keeps one for its tasks. Applied to the turn and all its parents."""
+        """Update the slots of the turn and all of its parents. A turn has a slot if it is running or has reserved a
+        slot for its tasks."""
         while live is not None:
             if live.started_at is None or live.released or not _needs_slot(live):
                 self._free(live)
@@ -369,7 +372,7 @@ def _with_parents(live: LiveTurn | None) -> Iterator[LiveTurn]:
 
 
 def _has_spare_slot(live: LiveTurn) -> bool:
-    """True if the turn has a slot that it does not use itself."""
+    """True if the turn has a slot that it is not using itself."""
     return live.has_slot and live.is_waiting
 
 

@@ -1,8 +1,8 @@
-"""Turn failures: one mapping from the error tree to the failure that is stored, replayed and sent to clients.
+"""Turn failures: maps every error to the failure that is stored, replayed and sent to clients.
 
 Guarantee: every error gets a status, a type and a code in OpenAI's format, and one sentence without secrets. Store
-errors are worded so that a chat user can act on them; the store's own message goes to the operator's log. Unexpected
-errors become an incident, whose id is in that log.
+errors are worded so that a chat user can act on them; the store's own message goes to the operator's log. An unexpected
+error is reported as an incident, whose id is also in the operator's log.
 """
 
 import errno
@@ -31,7 +31,7 @@ _MODEL_STATUS = {
     "context": 400,
     "content": 400,
 }
-"""HTTP status by kind of model failure; 502 for any other kind."""
+"""The HTTP status for each kind of model failure; 502 for any other kind."""
 
 _OPENAI_CODES = {
     "rate": ("rate_limit_error", "rate_limit_exceeded"),
@@ -39,7 +39,7 @@ _OPENAI_CODES = {
     "context": ("invalid_request_error", "context_length_exceeded"),
     "content": ("invalid_request_error", "content_policy_violation"),
 }
-"""Type and code, where OpenAI defines them for refusals by its service: clients handle these."""
+"""The type and the code for each kind of model failure for which OpenAI defines them. Clients already handle these."""
 
 FULL = "The gateway's disk is full, so nothing can be stored; free some space on it, then try again."
 BUSY = "The gateway is overloaded and has not done this; try again in a moment."
@@ -47,7 +47,7 @@ BROKEN = "The gateway could not read or store this; try again in a moment, or as
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure to report for an error that ended a turn or a request."""
+    """Returns the failure to report for an error that ended a turn or a request."""
     match error:
         case ModelFailed(param=str()):
             return Failure(
@@ -118,7 +118,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def stopped_failure(by: str, *, abandoned: bool = False) -> Failure:
-    """The failure of a stopped turn. `abandoned`: it was stopped only because its caller had left, so a retry is
-    reasonable."""
+    """Returns the failure of a stopped turn. `abandoned` is true if the turn was stopped only because its caller had
+    disconnected; a retry is then reasonable."""
     message = f"The turn was stopped {by}."
     return Failure(message=message, type="turn_error", code="stopped", status=409, retry=abandoned, final=not abandoned)

@@ -1,19 +1,20 @@
 """The start and the end of a turn in the store, each one transaction.
 
-`start` takes a turn from the queue: its messages enter the transcript. It returns the turn, its session, its settings
-and its journal as they are in that transaction. If nothing else runs or waits in the session, `accept_and_start` starts
-the turn in the transaction that accepts its message.
+`start` takes a turn from the queue and adds its messages to the transcript. It returns the turn, its session, its
+settings and its journal as read in the same transaction. If nothing else runs or waits in the session,
+`accept_and_start` starts the turn in the transaction that accepts its message.
 
-`settle` writes the end, which was decided from the attempt to run the turn. A turn that has given its answer counts as
-answered, even if it is stopped afterwards. A turn that has neither answered nor failed was stopped; the text it had
-already shown is kept.
+`settle` writes the end of the turn, which was decided from the attempt to run it. A turn that has given its answer
+counts as answered, even if it is stopped afterwards. A turn that has neither answered nor failed was stopped; the text
+it had already shown is kept.
 
-When that transaction commits, the turn has its final state and its answer, and every tool call in its rows has a
-result. A call that began and left no result was interrupted, whatever ended the turn; only a call without an intent was
-not run. A message that was steered in too late has become a turn of its own; if the session has ended, it is in the
-transcript, marked as unanswered, and the turn's notices say so. An ephemeral session is deleted except for its usage
-and the outcome stored under its receipts. Delegated tasks leave only their usage, which is added to this turn and to
-its parent turns. If the transaction does not commit, the turn is still running and continues at the next start.
+When the transaction of `settle` commits, the turn has its final state and its answer, and every tool call in its rows
+has a result. A call that began and left no result is recorded as interrupted, whatever ended the turn; only a call
+without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
+ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
+session is deleted except for its usage and the outcome stored under its receipts. Of a delegated task, only the usage
+remains. It is added to this turn and to its parent turns. If that transaction does not commit, the turn counts as still
+running and continues at the next start.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,10 +46,11 @@ from tidegate.store import (
 from tidegate.values import Call, CallerTools, Failure, Frozen, Message, OnDisconnect, Outcome, TurnState, Usage, new_id
 
 NOTICE = f"{turns.INCOMING}notice"
-"""The step name of the gateway's notice to the agent, which follows the user's messages."""
+"""The step name of the gateway's notice to the agent. The notice follows the user's messages."""
 
 LONG_TURN = 60.0
-"""Seconds after which the end of a turn counts as session activity. Before that, its start is recent enough."""
+"""If a turn took longer than this many seconds, its end counts as session activity. The start of a shorter turn is
+recent enough."""
 
 
 # -- the start --
@@ -60,7 +62,7 @@ def is_incoming(row: MessageRow) -> bool:
 
 
 def start(db: Db, turn: str, now: float) -> StartedTurn:
-    """Take a turn from the queue, or one that an earlier process left unfinished."""
+    """Take a turn that is in the queue or that an earlier process left unfinished."""
     changed = _take_caller_tools(db, turn, now)
     row = turns.take(db, turn, now)
     session = sessions.get(db, row.session)
@@ -91,8 +93,8 @@ def accept_and_start(
     job: str = "",
     within: ParentTurn | None = None,
 ) -> StartedTurn:
-    """Accept and take a turn in one transaction, for a session in which nothing else waits or runs. Its rows are
-    written only once."""
+    """Accept and take a turn in one transaction, if no other turn of the session waits or runs. The turn's rows are
+    then written only once."""
     before = session
     session = freeze_caller_tools(db, session, call)
     row = turns.insert(
@@ -147,7 +149,7 @@ def peek(db: Db, turn: str) -> TakenTurn | None:
 
 def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
     """Puts the caller tools of a starting turn into the session's prefix, unless the prefix has them already. A call
-    without definitions, such as a retried one, uses the tools of the session."""
+    without definitions, such as a retry, uses the tools of the session."""
     tools = call.caller_tools
     if call.tools_digest == session.caller_tools or session.prefix is None:
         return session
@@ -158,7 +160,7 @@ def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
 
 
 def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
-    """Freezes the caller tools of a queued turn and closes the session's open calls. Returns whether the prefix
+    """Freezes the caller tools of a queued turn and closes the session's open calls. Returns True if the prefix
     changed."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
@@ -178,7 +180,7 @@ def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: 
 
 
 def _frozen(call: Call) -> Call:
-    """The call without its tool definitions: those are in the session's prefix."""
+    """Returns the call without its tool definitions, which are in the session's prefix."""
     if call.caller_tools is None:
         return call
     return msgspec.structs.replace(call, caller_tools=msgspec.structs.replace(call.caller_tools, definitions=()))
@@ -206,41 +208,41 @@ class TurnEnd(Frozen, frozen=True):
     accepted: float
     final_rows: tuple[tuple[str, Message], ...] = ()
     concluded: Message | None = None
-    """The answer, if it has been committed already: its calls are those left to the caller."""
+    """The answer, if it has been committed already. Its calls are the ones that are left to the caller."""
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0
     cut_calls: tuple[tuple[str, Usage], ...] = ()
-    """Model and usage of model calls that were cut off. They count in `usage` and have no row."""
+    """Model and usage of model calls that were cut off. They are included in `usage` but have no row."""
     hosts: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """Hosts contacted by calls that have no result, by step."""
+    """The hosts contacted by tool calls that have no result, by step."""
     notices: tuple[str, ...] = ()
     within: str | None = None
     """The parent turn, if this turn runs a delegated task."""
     delegated: bool = False
-    """True if the turn may have delegated tasks. Their receipts are no longer needed."""
+    """True if the turn may have delegated tasks, whose receipts are no longer needed."""
     fence: int | None = None
     """The fence of the attempt; None if the turn was never taken here."""
     takes: bool = False
-    """True if the end is decided by someone other than an attempt, which may still run elsewhere."""
+    """True if the end was not decided by an attempt. An attempt may still be running in another process."""
     withdrawn: bool = False
-    """Stopped before it was taken: its messages stay out of the transcript, and no other turn takes them."""
+    """True if the turn was stopped before it was taken. Its messages do not enter the transcript, and no other turn
+    takes them."""
 
 
 class Settlement(Frozen, frozen=True):
-    """The result of the transaction, for the engine to publish."""
+    """The result of settling a turn, for the engine to publish."""
 
     outcome: Outcome
     rows: tuple[MessageRow, ...] = ()
     follow_up: str | None = None
-    """The turn that answers messages steered in too late."""
+    """The id of the turn that will answer messages that were steered in too late."""
     version: int = -1
-    """The session's version now, by which a resident conversation knows whether it is up to date; -1 if there is
-    none."""
+    """The session's current version, which shows whether a resident conversation is up to date; -1 if there is none."""
 
 
 def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Usage, int]) -> TurnEnd:
-    """The end of a turn after an attempt. `tally` is the turn's usage and its number of steps."""
+    """Returns the end of a turn after an attempt. `tally` is the turn's usage and its number of steps."""
     journal, failure = attempt.journal, attempt.failure
     answer = journal.final_row if journal is not None else None
     final_rows = (answer,) if answer is not None else ()
@@ -280,7 +282,7 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
 
 
 def turn_end_without_resume(turn: TurnRow, session: SessionRow, failure: Failure, tally: tuple[Usage, int]) -> TurnEnd:
-    """The end of a turn that an earlier process left behind and that is not resumed."""
+    """Returns the end of a turn that an earlier process left unfinished and that is not resumed."""
     usage, steps = tally
     return TurnEnd(
         turn=turn.id,
@@ -307,8 +309,8 @@ def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
 
 
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
-    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already,
-    and Superseded if it was taken again."""
+    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already, and
+    Superseded if another attempt has taken it."""
     answer = _answer(end)
     finish = (answer.finish if answer else "") or ("error" if end.error else "")
     first = turns.settle(
@@ -359,7 +361,7 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
 
 
 def _missing_results(db: Db, end: TurnEnd, now: float) -> Iterator[tuple[str, Message]]:
-    """The results that the turn's calls still lack. Calls that had begun are recorded as interrupted."""
+    """Returns a result for each of the turn's calls that has none. Calls that had begun are recorded as interrupted."""
     open_intents = intents.open_of(db, end.turn)
     why = end.error.message if end.error is not None else "The turn ended first."
     for step, call in missing([(row.step or "", row.message) for row in messages.journal(db, end.turn)]):
@@ -406,7 +408,7 @@ def _outcome(end: TurnEnd, answer: Message | None, finish: str, notices: tuple[s
 
 
 def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
-    """Notices for the user about messages that were steered into the turn and not read by it."""
+    """Returns notices for the user about messages that were steered into the turn but not read by it."""
     some, be, it = ("1 message", "is", "it") if late == 1 else (f"{late} messages", "are", "them")
     if follow_up is not None:
         yield f"{some} came too late for this turn and {be} answered next, by turn {follow_up}."
@@ -415,8 +417,8 @@ def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
 
 
 def _queue_follow_up(db: Db, end: TurnEnd, now: float) -> str:
-    """Creates a turn for the messages that were accepted into this one but not drained, so that each is taken exactly
-    once. The caller tools stay as they are."""
+    """Creates a turn for the messages that were steered into this turn but not drained, so that each message is taken
+    exactly once. The caller tools do not change."""
     turn = new_id("t")
     turns.insert(
         db,

@@ -1,9 +1,9 @@
 """The event log of a running turn: append-only, with any number of readers at any position.
 
-Guarantee: a reader that starts at the beginning, however late, gets every event. A slow reader costs a cursor, not a
-queue, and delays nobody. Runs of small text pieces are folded together as the log grows (never across a reader's
-cursor), so the log holds about as many bytes as the answer, not as many objects as there were pieces. The log belongs
-to the turn and is freed with the turn and its last reader.
+Guarantee: a reader that starts at the beginning, however late, gets every event. A slow reader costs a cursor rather
+than a queue, and does not delay the turn or other readers. Runs of small text pieces are folded together as the log
+grows (never across a reader's cursor), so the size of the log depends on the length of the answer and not on the number
+of pieces. The log belongs to the turn and is freed with the turn and its last reader.
 """
 
 import asyncio
@@ -23,13 +23,14 @@ from tidegate.values import (
 )
 
 FOLD_FROM = 512
-"""Events before the first fold. Most answers never reach this number, and folding fewer would save nothing."""
+"""The number of events before the first fold. Most answers never reach this number, and folding earlier would save
+nothing."""
 
 EVENT_BYTES = 64
-"""Bytes of a text event besides its text: the value and its slot in the list."""
+"""Bytes of a text event in addition to its text: the value and its slot in the list."""
 
 MESSAGE_BYTES = 256
-"""Bytes of any other event besides its text: mostly a message and its small fields."""
+"""Bytes of any other event in addition to its text: mostly a message and its small fields."""
 
 
 class _Reader:
@@ -62,7 +63,7 @@ class TurnLog:
         self._wake()
 
     def close(self) -> None:
-        """End the log. If its last event is not an outcome, the turn continues in another process."""
+        """Close the log. If its last event is not an outcome, the turn continues in another process."""
         self.closed = True
         for end in self._ends:
             if not end.done():
@@ -100,12 +101,12 @@ class TurnLog:
 
     @property
     def readers(self) -> int:
-        """The number of readers that follow the log or wait for its end."""
+        """The number of readers that follow the log or wait until it is closed."""
         return len(self._readers) + len(self._ends)
 
     @property
     def weight(self) -> int:
-        """Bytes held by the log. Computed on request, so that the turn pays nothing for it."""
+        """Bytes held by the log. The number is computed on request, so that the turn bears no cost for it."""
         return sum(map(_weigh, self.events))
 
     def draft(self) -> str:
@@ -135,7 +136,7 @@ class TurnLog:
                 wake.set_result(None)
 
     def fold(self) -> None:
-        """Join neighbouring pieces of text that no reader is between."""
+        """Join neighbouring pieces of text, except where a reader's cursor is between them."""
         cursors = {reader.at for reader in self._readers}
         folded: list[Event] = []
         pieces: list[str] = []

@@ -1,9 +1,9 @@
-"""Lifetimes: who owns what the process holds, and when it is released.
+"""Lifetimes: which owner each resource of the process has, and when the resource is released.
 
 Every resource belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a lifetime; the
-`Ledger` accounts for what each holds; `Presence` is the only map keyed by session; `BoundedCache` is the only cache;
-`ProcessStarter` starts every child process; `Listener` accepts every connection, within the limit of `Descriptors`.
-The only project import of this package is `Holding`, the ledger's unit in the status.
+`Ledger` accounts for what each holds; `Presence` is the only map with sessions as keys; `BoundedCache` is the only
+cache; `ProcessStarter` starts every child process; `Listener` accepts every connection, within the limit of
+`Descriptors`. The only project import of this package is `Holding`, the ledger's unit in the status.
 """
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats

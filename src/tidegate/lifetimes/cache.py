@@ -2,8 +2,8 @@
 
 It never has more entries than `cap`, more bytes than `max_bytes`, or an entry older than `ttl`; the least recently used
 entry is evicted first. `on_evict` is called for every removal. Keys must be values: a key that is equal only to itself
-(an object, a loop, a thread) is refused, since it could never be found again. The cache owns its entries, not what they
-refer to; values should be immutable.
+(an object, a loop, a thread) is refused, since it could never be found again. The cache owns its entries but not the
+objects that they refer to. Values should be immutable.
 """
 
 import logging
@@ -29,7 +29,8 @@ ENTRY_BYTES = 512
 
 
 class CacheStats(msgspec.Struct, frozen=True):
-    """The metrics of a cache. `evictions` counts removals because of number, bytes or age."""
+    """The metrics of a cache. `evictions` counts the removals made because a limit on number, bytes or age was
+    exceeded."""
 
     name: str
     size: int
@@ -41,7 +42,7 @@ class CacheStats(msgspec.Struct, frozen=True):
 
     @property
     def holding(self) -> Holding:
-        """The holding for the ledger: the overhead of the entries and, if they are weighed, the weight of the
+        """The holding for the ledger: the overhead of the entries and, if values are weighed, the weight of the
         values."""
         return Holding(self.size, self.bytes + self.size * ENTRY_BYTES)
 
@@ -53,7 +54,8 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class BoundedCache(Generic[K, V]):
-    """An LRU cache with a cap, a TTL and weights. `get_or_make` builds each value in a single flight."""
+    """An LRU cache with a cap, a TTL and weights. `get_or_make` builds each value only once for concurrent callers
+    (single flight)."""
 
     __slots__ = (
         "_bytes",
@@ -123,7 +125,7 @@ class BoundedCache(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V) -> bool:
-        """Store a value. Returns False if it is larger than the cache, in which case it is not stored."""
+        """Store a value. Returns False if the value is larger than the cache; it is then not stored."""
         _require_value(self.name, key)
         weight = 0 if self._weigh is None else self._weigh(value)
         before = self._entries.get(key)
@@ -141,7 +143,7 @@ class BoundedCache(Generic[K, V]):
         return True
 
     def values(self) -> list[V]:
-        """The values, for the ledger. This does not count as use."""
+        """Returns the values, for the ledger. Entries read this way do not count as used."""
         return [entry.value for entry in self._entries.values()]
 
     async def get_or_make(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
@@ -168,7 +170,7 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def discard(self, key: K) -> bool:
-        """Remove an entry. Returns whether there was one."""
+        """Remove an entry. Returns True if there was one."""
         if key not in self._entries:
             return False
         self._remove(key, evicted=False)

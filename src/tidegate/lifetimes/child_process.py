@@ -1,4 +1,4 @@
-"""Child processes: started without a thread, watched by descriptor, ended as a group.
+"""Child processes. They are started without a thread, watched through a descriptor, and ended as a group.
 
 A process is owned from the moment it exists: nothing is awaited between its start and the start of the watch. It is
 watched by pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads a new session
@@ -20,17 +20,17 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 KILLED_SECONDS = 10.0
-"""Seconds that a killed process may take to disappear. It takes longer only if the kernel hangs."""
+"""Seconds that a killed process may take to disappear. Only a process that hangs in the kernel takes longer."""
 
 NICENESS = 10
-"""Niceness of child processes, so that the gateway can always run, if only to end them."""
+"""The niceness of child processes. It ensures that the gateway can always run, if only to end them."""
 
 _ABOVE = 64  # every descriptor number in a child
 
 
 class ProcessStarter:
-    """`cores` are those that the gateway was started with; None for its current ones. `running` are the started
-    processes that have not been reaped."""
+    """Starts child processes. `cores` are the cores that the gateway was started with; None stands for its current
+    cores. `running` are the started processes that have not been reaped."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
         self.running: set[int] = set()
@@ -45,9 +45,10 @@ class ProcessStarter:
         *,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "SpawnedProcess":
-        """Starts a process. `descriptors` maps descriptor numbers in the child to those of this process; None stands
-        for /dev/null. `within` calls the function that starts the process, for example on a thread whose properties the
-        child is to inherit. Raises OSError if the process cannot be started or watched."""
+        """Starts a process. `descriptors` maps descriptor numbers in the child to descriptors of this process; None
+        stands for /dev/null. `within` is called with the function that starts the process. It can call that function on
+        another thread, for example, so that the child inherits properties of this thread. Raises OSError if the process
+        cannot be started or watched."""
         if not self._is_prepared:
             _close_inherited_on_exec()
             self._is_prepared = True
@@ -93,8 +94,8 @@ class ProcessStarter:
 
     @contextlib.contextmanager
     def _on_every_core(self) -> Iterator[None]:
-        """Let processes that are started in this block use all cores. They inherit the CPU affinity of the thread that
-        starts them."""
+        """Let processes that are started in this block use all cores. A process inherits the CPU affinity of the thread
+        that starts it."""
         before = os.sched_getaffinity(0)
         if self._cores is None or before == self._cores:
             yield
@@ -109,7 +110,7 @@ class ProcessStarter:
 
 
 class SpawnedProcess:
-    """A started process. `reaped` is called with its pid when it has been reaped."""
+    """A started process. `reaped` is called with the pid when the process has been reaped."""
 
     def __init__(self, pid: int, reaped: Callable[[int], None]) -> None:
         self.pid = pid
@@ -124,12 +125,12 @@ class SpawnedProcess:
         return not self._code.done()
 
     async def wait(self) -> int:
-        """Wait until the process ends, and return its exit code, which is negative for a signal."""
+        """Wait until the process ends, and return its exit code. The code is negative if a signal ended the process."""
         return await asyncio.shield(self._code)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the whole group. After the process is reaped, nothing is signalled, since the id of an empty group may
-        be reused."""
+        """Send a signal to the whole group. Once the process is reaped, no signal is sent, since the id of an empty
+        group may be reused."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
@@ -160,8 +161,8 @@ class SpawnedProcess:
 
 
 def _close_inherited_on_exec() -> None:
-    """Prevent children from inheriting the descriptors that this process has inherited. Descriptors that it opens are
-    never inherited."""
+    """Prevent children from inheriting the descriptors that this process has inherited. Descriptors that this process
+    opens itself are never inherited."""
     with os.scandir("/proc/self/fd") as entries:
         descriptors = [int(entry.name) for entry in entries]
     for fd in descriptors:

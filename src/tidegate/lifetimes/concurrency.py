@@ -1,6 +1,6 @@
-"""Small concurrency primitives: single flight, gather, and the cause of a cancellation.
+"""Small concurrency primitives: single flight, gather, and a check for the cause of a cancellation.
 
-`SingleFlight`: one caller leads a construction and the others join it. Followers get the leader's value or its
+With `SingleFlight`, one caller leads a construction and the others join it. Followers get the leader's value or its
 exception, so a failing construction is tried once, not once per caller. If the leader is cancelled, the followers are
 notified and one of them leads a new flight. The cancellation of one caller does not affect the others. The leader owns
 the construction and its deadline.
@@ -18,8 +18,8 @@ V = TypeVar("V")
 
 
 def is_cancelled() -> bool:
-    """True if the running task is being cancelled. A `CancelledError` that is raised while this is False came from
-    something that the task was waiting for, and is a failure like any other."""
+    """True if the running task is being cancelled. A `CancelledError` that is raised while this is False comes from
+    something that the task was waiting for, and is an ordinary failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -50,7 +50,7 @@ class SingleFlight(Generic[V]):
         self._end: asyncio.Future[V] = asyncio.get_running_loop().create_future()
 
     async def lead(self, make: Callable[[], Awaitable[V]]) -> V:
-        """Make the value, for this caller and all followers."""
+        """Build the value for this caller and all followers."""
         try:
             value = await make()
         except Exception as error:
@@ -64,7 +64,8 @@ class SingleFlight(Generic[V]):
         return value
 
     async def join(self) -> bool:
-        """Wait for the leader. Returns False if it was cancelled, and raises its exception if it failed."""
+        """Wait for the leader. Returns False if the leader was cancelled, and raises the leader's exception if it
+        failed."""
         await asyncio.wait({self._end})
         if self._end.cancelled():
             return False

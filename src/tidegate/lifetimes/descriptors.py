@@ -1,7 +1,7 @@
 """The limit on open file descriptors, and a reserve for requests that must work when no descriptor is left.
 
-The kernel enforces the reserve: the soft limit is lower than the real limit by the size of the reserve, so nothing else
-can use it up. `reserve` raises the soft limit for the duration of a block, for requests about the gateway itself;
+The kernel enforces the reserve: the soft limit is lower than the real limit by the size of the reserve, so other code
+cannot use it up. `reserve` raises the soft limit for the duration of a block, for requests about the gateway itself;
 `lift` raises it permanently, for an orderly shutdown.
 """
 
@@ -11,21 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 RESERVE = 32
-"""Enough for the control socket, some connections for health and status, and the files their answers read."""
+"""The number of descriptors in the reserve: enough for the control socket, a few health and status connections, and the
+files that must be read to serve them."""
 RESERVE_SHARE = 4
-"""If there are few descriptors, the reserve is at most one part in this many."""
+"""The divisor for the largest reserve if there are few descriptors: at most one quarter of them is reserved."""
 
 
 class Descriptors:
-    """The descriptors of this process. Until `keep` is called, there is no reserve, and the limit is the one that the
-    process started with."""
+    """The descriptors of this process. Until `keep` is called, there is no reserve, and the limit that the process
+    started with applies."""
 
     def __init__(self) -> None:
         self._reserve = 0
         self._users = 0
         self._ordinary = 0
         self._lifted: int | None = None
-        """The raised limit while the reserve may be used. If the current limit differs, the operator has changed it."""
+        """The raised limit, while the reserve may be used. If the current limit is different, the operator has changed
+        it."""
 
     def keep(self, wanted: int) -> None:
         """Request this many descriptors, including the reserve."""

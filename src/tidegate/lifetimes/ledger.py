@@ -1,9 +1,9 @@
 """The ledger: how many bytes, descriptors and child processes each owner holds, by kind.
 
-In every reading, the sum over the owners equals the sum over the kinds. There are two ways to account for something. A
-hold is recorded when the thing is acquired (O(1), for things that cannot be measured later). A view is a function that
-measures everything of one kind when the ledger is read, and costs nothing in between. An owner is listed by name until
-it has released everything. Releasing a hold is idempotent. The ledger owns nothing but numbers.
+In every reading, the sum over the owners equals the sum over the kinds. There are two ways to account for a resource. A
+hold is recorded when the resource is acquired. It costs O(1) and is for resources that cannot be measured later. A view
+is a function that measures everything of one kind when the ledger is read, and costs nothing in between. An owner is
+listed by name until it has released everything. Releasing a hold is idempotent. The ledger itself owns only numbers.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from tidegate.status_report import Holding
 NOTHING = Holding()
 
 Measure = Callable[[], Iterable[tuple[str, Holding]]]
-"""Everything of one kind that is held now, by owner; an owner may occur more than once."""
+"""Returns everything of one kind that is held now, by owner. An owner may occur more than once."""
 
 
 class LedgerReading(msgspec.Struct, frozen=True):
@@ -25,14 +25,15 @@ class LedgerReading(msgspec.Struct, frozen=True):
     owners: dict[str, dict[str, Holding]]
 
     def largest(self, top: int) -> list[tuple[str, Holding, dict[str, Holding]]]:
-        """The largest owners, each with the sum and the kinds of its holdings. Accounts below an owner are listed
-        separately."""
+        """Returns the largest owners, each with the sum of its holdings and with its holdings by kind. Accounts below
+        an owner are listed separately."""
         sums = [(owner, sum(kinds.values(), NOTHING), kinds) for owner, kinds in self.owners.items()]
         return sorted(sums, key=lambda held: held[1].weight, reverse=True)[:top]
 
 
 class Ledger:
-    """The accounts that hold something now, and the views. A view is registered once, for the life of the ledger."""
+    """The accounts that currently have holdings, and the views. A view is registered once, for the life of the
+    ledger."""
 
     __slots__ = ("_holders", "_known", "_views")
 
@@ -42,7 +43,8 @@ class Ledger:
         self._views: list[tuple[str, Measure]] = []  # lint: allow one entry for each package that holds things
 
     def account(self, owner: str, *, parent: "Account | None" = None) -> "Account":
-        """An account for `owner`, e.g. "process" or "turn t_…"; with a parent its name is a path below the parent's."""
+        """Returns an account for `owner`, e.g. "process" or "turn t_…". If there is a parent, the account's name is a
+        path below the parent's name."""
         return Account(self, owner, parent)
 
     def view(self, kind: str, measure: Measure) -> None:
@@ -51,8 +53,8 @@ class Ledger:
         self._views.append((kind, measure))
 
     def read(self) -> LedgerReading:
-        """The current holdings. Once a kind is known it stays listed, if only with zeros, so that its metric does not
-        disappear."""
+        """Returns the current holdings. Once a kind is known, it stays listed even if nothing of that kind is held, so
+        that its metric does not disappear."""
         kinds = dict.fromkeys(sorted(self._known), NOTHING)
         owners: dict[str, dict[str, Holding]] = {}
         for owner, kind, holding in self._entries():
@@ -62,11 +64,11 @@ class Ledger:
         return LedgerReading(kinds, owners)
 
     def totals(self) -> dict[str, Holding]:
-        """Holdings by kind."""
+        """Returns the holdings by kind."""
         return self.read().kinds
 
     def owners(self, *, top: int = 20) -> list[tuple[str, Holding]]:
-        """Owners with holdings of their own, largest first."""
+        """Returns the owners that have holdings themselves, largest first."""
         return [(owner, held) for owner, held, _ in self.read().largest(top)]
 
     def _entries(self) -> Iterable[tuple[str, str, Holding]]:
@@ -108,7 +110,7 @@ class Account:
         return hold
 
     def close(self) -> list[tuple[str, Holding]]:
-        """Release everything that is still held, and return it by kind."""
+        """Release everything that is still held, and return these holdings by kind."""
         left = [(hold.kind, hold.holding) for hold in self._holds]
         for hold in list(self._holds):
             hold.release()
@@ -121,7 +123,7 @@ class Account:
 
 
 class Hold:
-    """One held thing. Call `resize` when it grows or shrinks, `release` when it is gone."""
+    """One held resource. Call `resize` when the resource grows or shrinks, and `release` when it is gone."""
 
     __slots__ = ("_account", "bytes", "children", "count", "fds", "kind")
 

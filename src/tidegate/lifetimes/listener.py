@@ -1,9 +1,9 @@
 """A listening socket that accepts connections one by one.
 
-If the process runs out of descriptors or memory, the listener pauses with back-off and logs each such period once;
-meanwhile, connections wait in the kernel's queue. (asyncio's servers would retry and log continuously.) The owner's
-function `room` decides how the next connection is accepted. Accepted connections belong to the owner, the listening
-socket to the listener.
+If the process runs out of descriptors or memory, the listener pauses with back-off and logs each such period once.
+During a pause, connections wait in the kernel's queue. (asyncio's servers would retry and log continuously.) The
+owner's function `room` decides how the next connection is accepted. The owner owns the accepted connections, and the
+listener owns the listening socket.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Literal
 from tidegate.lifetimes.descriptors import Descriptors
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds to wait when a connection cannot be accepted; doubled each time."""
+"""Shortest and longest pause, in seconds, when a connection cannot be accepted. The pause doubles each time."""
 
 Room = Literal["free", "soon", "reserve", "none"]
 
@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 class Listener:
     """A listening socket. `room(short)` decides how the next connection is accepted: `free`, normally; `reserve`, with
     a descriptor of the reserve if necessary; `soon`, in a later iteration of the loop; `none`, after `resume` or a
-    second. `short` says that no ordinary descriptor is left. `accepted` is called with the connection and whether it
-    was `reserve`."""
+    second. `short` says that no ordinary descriptor is left. `accepted` is called with the connection, and with True if
+    the decision was `reserve`."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Listener:
             self._loop.add_reader(self._socket.fileno(), self._ready)
 
     def close(self) -> None:
-        """Idempotent. Connections that wait in the kernel's queue are refused."""
+        """Close the listening socket. Connections that wait in the kernel's queue are refused. Idempotent."""
         self._pause_for(None)
         self._socket.close()
 
     def _pause_for(self, seconds: float | None) -> None:
-        """Accept nothing for this long, or until `resume`."""
+        """Stop accepting connections for this many seconds, or until `resume` is called."""
         self._stop_timer()
         if self._listening:
             self._listening = False
@@ -119,7 +119,7 @@ class Listener:
                 self._accept(reserve=True)
                 return
             except OSError:
-                pass  # not even from the reserve
+                pass  # not even the reserve has a free descriptor
         self._pause_for(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

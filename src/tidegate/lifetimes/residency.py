@@ -1,13 +1,13 @@
-"""Presence: the only map keyed by session, with the residents of present sessions.
+"""Presence: the only map with sessions as keys. It holds the residents of present sessions.
 
-A session has at most one record, and only while it is present: while a turn runs or waits, a resident exists or is
-being built, its workspace is in use, or a reader watches it. A resident is reused while its signature is unchanged, is
-built only once for concurrent callers, and is removed only by `unload`. Residents are bounded by number and bytes; the
-least recently used is unloaded first. A resident whose turn is working is never released before that turn ends, even if
-it was replaced in the meantime. While the turn waits for a user, its resident may be unloaded like any other, and the
-turn rebuilds it. Residents are released in tasks of the scope, concurrently with turns; a failure is reported with the
-session's name. Presence owns the records and the residents. The fields `turn`, `waiting` and `held` of a record belong
-to the engine, `workspace` and `disk` to the workspaces package.
+A session has at most one record, and only while the session is present. It is present while a turn runs or waits, a
+resident exists or is being built, its workspace is in use, or a reader watches it. A resident is reused while its
+signature is unchanged, is built only once for concurrent callers, and is removed only by `unload`. Residents are
+bounded by number and bytes; the least recently used resident is unloaded first. A resident whose turn is working is
+never released before that turn ends, even if it was replaced in the meantime. While the turn waits for a user, its
+resident may be unloaded like any other, and the turn rebuilds it. Residents are released in tasks of the scope,
+concurrently with turns; a failure is reported with the session's name. Presence owns the records and the residents. The
+fields `turn`, `waiting` and `held` of a record belong to the engine, `workspace` and `disk` to the workspaces package.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ RELEASE_WITHIN = 30.0
 """Seconds that the release of a resident may take before it is abandoned and reported."""
 
 REASONS_KEPT = 32
-"""Reasons for unloading that are counted separately; further ones count as `other`, so the metric stays small."""
+"""The number of reasons for unloading that are counted separately. Further reasons are counted as `other`, so the
+metric stays small."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +42,10 @@ class Resident(Protocol):
 
     @property
     def weight(self) -> int:
-        """The size in memory now, in bytes."""
+        """The current size in memory, in bytes."""
 
     async def release(self) -> None:
-        """Release what the resident holds. Called once, when no turn uses it."""
+        """Release everything that the resident holds. Called once, when no turn uses the resident."""
 
 
 R = TypeVar("R", bound=Resident)
@@ -100,7 +101,7 @@ class Present:
         return self.turn is not None
 
     def expect(self) -> asyncio.Future[None]:
-        """A future that is done at the next `notify`. Cancel it when you no longer wait for it."""
+        """Returns a future that is done at the next `notify`. Cancel the future when you no longer wait for it."""
         news = asyncio.get_running_loop().create_future()
         self.watchers = (*(watcher for watcher in self.watchers if not watcher.done()), news)
         return news
@@ -114,7 +115,7 @@ class Present:
 
     @property
     def absent(self) -> bool:
-        """True if the record has no more reason to exist."""
+        """True if the record is no longer needed."""
         return (
             self.turn is None
             and self.resident is None
@@ -138,7 +139,8 @@ class PresenceStats(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """Records of present sessions by key. Owned by the process scope; its close releases every resident."""
+    """The records of present sessions by key. Presence is owned by the process scope; when that scope closes, every
+    resident is released."""
 
     __slots__ = (
         "__weakref__",
@@ -171,7 +173,7 @@ class Presence:
         warn: Warn | None = None,
         is_waiting: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
-        """`is_waiting` returns whether a turn is idle until a user has answered."""
+        """`is_waiting` returns True if a turn is idle until a user has answered."""
         self._is_waiting = is_waiting
         self.residents = residents
         self.resident_bytes = resident_bytes
@@ -200,7 +202,7 @@ class Presence:
         return len(self._records)
 
     def __iter__(self) -> Iterator[Present]:
-        """A snapshot of the records; the map may change during the iteration."""
+        """Iterates over a snapshot of the records; the map may change during the iteration."""
         return iter(list(self._records.values()))
 
     def get(self, key: str) -> Present | None:
@@ -209,8 +211,8 @@ class Presence:
     def obtain(self, key: str) -> Present:
         """Returns the session's record, creating it if necessary.
 
-        An empty record is removed at the next opportunity, so the caller must add its turn, message or hold to the
-        record before it awaits anything.
+        An empty record is removed at the next opportunity, so the caller must add a turn, message or hold to the record
+        before it awaits anything.
         """
         record = self._records.get(key)
         if record is None:
@@ -218,9 +220,10 @@ class Presence:
         return record
 
     def turn_ended(self, record: Present, turn: Any | None = None) -> None:
-        """Clears `turn` after a turn has ended, whatever its outcome. Nothing else clears it.
+        """Clears the record's field `turn` after a turn has ended, whatever its outcome. No other code clears the
+        field.
 
-        Idempotent. With `turn`, a call for a turn that is not running changes nothing.
+        Idempotent. With the argument `turn`, the call changes nothing if that turn is not running.
         """
         if turn is not None and record.turn is not turn:
             return
@@ -235,8 +238,8 @@ class Presence:
         self._forget_if_absent(record)
 
     def turn_waits(self, record: Present) -> None:
-        """Called when a turn is idle until a user answers, so that its resident may be unloaded. Residents that no cap
-        counts are released immediately."""
+        """Called when a turn is idle until a user answers, so that its resident may be unloaded. Residents that are not
+        counted by any cap are released immediately."""
         gone = record.detached if record.temporary is None else (*record.detached, record.temporary)
         record.detached, record.temporary = (), None
         for resident in gone:
@@ -274,18 +277,18 @@ class Presence:
         return True
 
     def set_workspace(self, key: str, workspace: Any) -> None:
-        """Keep the session present until `clear_workspace`, because something runs in its workspace."""
+        """Keep the session present until `clear_workspace` is called, because a process runs in its workspace."""
         self.obtain(key).workspace = workspace
 
     def clear_workspace(self, key: str) -> None:
-        """Undo `set_workspace`: nothing runs in the workspace any more."""
+        """Undo `set_workspace`, because no process runs in the workspace any more."""
         record = self._records.get(key)
         if record is not None:
             record.workspace = None
             self._forget_if_absent(record)
 
     def _works(self, record: Present) -> bool:
-        """True if a turn is running that needs its resident."""
+        """True if a turn is running and needs the session's resident."""
         return record.busy and not self._is_waiting(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:
@@ -295,7 +298,8 @@ class Presence:
     # -- residents ---------------------------------------------------------------------------------------------------
 
     async def resident(self, key: str, signature: bytes, build: Callable[[], Awaitable[R]]) -> R:
-        """Returns the resident with this signature: the present one or a new one, built once for all callers."""
+        """Returns the resident with this signature. If there is none, or only one with another signature, a new
+        resident is built, once for all callers."""
         while True:
             record = self.obtain(key)
             present = record.resident
@@ -329,7 +333,7 @@ class Presence:
             return resident
 
         record.building, record.wanted_signature = SingleFlight[Resident](), signature
-        self.unload(record.key, reason="changed")  # only now: without a construction the record might be removed
+        self.unload(record.key, reason="changed")  # not earlier: without a construction the record might be removed
         try:
             return cast(R, await record.building.lead(construct))
         finally:
@@ -353,7 +357,7 @@ class Presence:
         self._enforce(newcomer=record)
 
     def reweigh(self, record: Present) -> None:
-        """Update the weight of its resident."""
+        """Update the stored weight of the record's resident."""
         if record.resident is None:
             return
         weight = record.resident.weight
@@ -362,8 +366,8 @@ class Presence:
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unload the oldest residents above the caps. If one is in use, it is skipped, and no newer one is unloaded
-        instead."""
+        """Unload the least recently used residents that exceed the caps. A resident in use is skipped, and no newer
+        resident is unloaded instead."""
         too_many, too_heavy = len(self._weights) - self.residents, self._bytes - self.resident_bytes
         if too_many <= 0 and too_heavy <= 0:
             self._over = False
@@ -390,8 +394,8 @@ class Presence:
         self._over = kept > 0
 
     def _oldest(self, count: int, size: int) -> list[Present]:
-        """The least recently used residents: at least `count`, of at least `size` bytes. Newer ones are not
-        examined."""
+        """Returns the least recently used residents: at least `count` of them, with at least `size` bytes in total.
+        Newer residents are not examined."""
         found: list[Present] = []
         freed = 0
         for record, weight in self._weights.items():
@@ -402,10 +406,11 @@ class Presence:
         return found
 
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
-        """Remove the resident and keep everything else. Nothing else removes a resident. With `only`, nothing is done
-        if the session has another resident. Returns True if a resident was removed.
+        """Remove the resident and keep everything else. No other code removes a resident. With `only`, nothing is done
+        if the session now has a different resident. Returns True if a resident was removed.
 
-        If a turn is working with the resident, it leaves the map immediately but is released when that turn ends.
+        If a turn is working with the resident, the resident leaves the map immediately but is released only when that
+        turn ends.
         """
         record = self._records.get(key)
         if record is None or record.resident is None:
@@ -428,8 +433,8 @@ class Presence:
         return True
 
     def sweep(self, now: float | None = None) -> int:
-        """Unload residents idle for longer than the TTL, except working ones, and remove empty records. Returns how
-        many were unloaded."""
+        """Unload residents that have been idle for longer than the TTL, unless a turn is working with them, and remove
+        empty records. Returns the number of unloaded residents."""
         moment = self._clock() if now is None else now
         swept = 0
         for record in tuple(self._weights):
@@ -440,8 +445,9 @@ class Presence:
         return swept
 
     def relieve(self, wanted: int) -> tuple[int, int]:
-        """Unload idle residents, the least recently used first, until `wanted` bytes are freed, because memory is
-        short. Residents whose turn is working or waits to start are kept. Returns their number and bytes."""
+        """Unload idle residents when memory is short, the least recently used first, until `wanted` bytes are freed.
+        Residents whose turn is working or waits to start are kept. Returns the number and the bytes of the unloaded
+        residents."""
         count = freed = 0
         for record, weight in tuple(self._weights.items()):
             if freed >= wanted:
@@ -469,7 +475,7 @@ class Presence:
     # -- releasing ---------------------------------------------------------------------------------------------------
 
     def _measure_residents(self) -> Iterator[tuple[str, Holding]]:
-        """The residents with their bytes, including unloaded ones that are not yet released."""
+        """Measures the residents, including unloaded residents that are not yet released."""
         for record in tuple(self._weights):
             if record.resident is not None:
                 yield f"session {record.key}", Holding(1, record.resident.weight)
@@ -497,7 +503,7 @@ class Presence:
             self._leaving.pop(id(resident), None)
 
     async def _close(self) -> None:
-        """Release everything that is left, at the end of the process, when no turn is running."""
+        """Release everything that is left. This happens at the end of the process, when no turn is running."""
         for record in self:
             self.turn_ended(record)
             self.drop(record.key)

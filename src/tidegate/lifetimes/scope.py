@@ -1,9 +1,9 @@
-"""A scope: one lifetime, and everything that ends with it.
+"""A scope: one lifetime, together with everything that ends when the lifetime ends.
 
 Everything acquired through a scope is released when `close` returns. Closing handles child scopes first, then tasks,
 then entered context managers and callbacks, each in reverse order. It has a single deadline, continues after every
 failure, reports each failure exactly once, and completes even if its caller is cancelled. The failure of a task is
-never lost: it is reported with the task's name. The scope owns its children, tasks, callbacks and account. It may be
+never lost. It is reported with the task's name. The scope owns its children, tasks, callbacks and account. It may be
 opened and closed from different tasks, since a session outlives the task that opened it.
 
     async with Scope("turn t_1", parent=session) as turn:
@@ -41,7 +41,8 @@ OnError = Callable[[str, BaseException], None]
 
 
 class ScopeClosed(RuntimeError):
-    """The scope is closing or closed: nothing can be started or acquired in it."""
+    """Raised if the scope is closing or closed. No tasks can then be started and no resources acquired in this
+    scope."""
 
 
 class Scope:
@@ -99,7 +100,7 @@ class Scope:
 
     @property
     def open(self) -> bool:
-        """True if something can still be started or acquired."""
+        """True if tasks can still be started and resources acquired in this scope."""
         return self._state == "open"
 
     @property
@@ -128,7 +129,7 @@ class Scope:
         close_within: float = CLOSE_WITHIN,
         on_error: OnError | None = None,
     ) -> "Scope":
-        """Opens a child scope, which is closed with this scope at the latest."""
+        """Opens a child scope, which is closed when this scope closes, if not before."""
         return Scope(name, parent=self, account=account, close_within=close_within, on_error=on_error)
 
     def start(
@@ -141,8 +142,8 @@ class Scope:
         """Run `fn(*args)` as a task of this scope. When the scope closes, the task is cancelled or, with
         `at_close="finish"`, has until the deadline to finish.
 
-        The task runs in an empty context: it has its arguments but no ambient state, and keeps nothing of its starter
-        alive.
+        The task runs in an empty context: it has its arguments but no ambient state, and does not keep objects of the
+        starting task alive.
         """
         self._admit(f"start {name!r}")
         task = asyncio.get_running_loop().create_task(fn(*args), name=name, context=contextvars.Context())
@@ -179,13 +180,14 @@ class Scope:
         raise ScopeClosed(f"scope {self.path!r} was closed while {name} was being entered")
 
     def on_close(self, fn: Exit, *, name: str) -> None:
-        """Register `fn` to be called, and its result awaited, at close. The last registered function is called
-        first."""
+        """Register `fn`. When the scope closes, `fn` is called and its result awaited. The last registered function is
+        called first."""
         self._admit(f"register {name!r}")
         self._exits.append((name, fn))
 
     def hold(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> Hold:
-        """Record a holding of this scope in the ledger. It is released at close at the latest."""
+        """Record a holding of this scope in the ledger. The holding is released when the scope closes, if not
+        before."""
         self._admit(f"hold {kind!r}")
         return self.account.add(kind, bytes=bytes, fds=fds, children=children, count=count)
 
@@ -196,7 +198,8 @@ class Scope:
     # -- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close the scope. The first caller gets the failures as one group; others wait for the same close."""
+        """Close the scope. The failures are raised as one group to the first caller; other callers wait for the same
+        close."""
         begun = self._begin(None)
         if self._end is None:
             return
@@ -210,7 +213,7 @@ class Scope:
             raise BaseExceptionGroup(f"closing scope {self.path!r}", errors)
 
     def _begin(self, deadline: float | None) -> bool:
-        """Begin to close, once. A scope with nothing to close is closed immediately, without a task."""
+        """Begin to close the scope, only once. A scope with nothing to close is closed immediately, without a task."""
         if self._state != "open":
             return False
         if not (self._tasks or self._exits or self._children):
@@ -259,7 +262,7 @@ class Scope:
             return
         if waiting is None or not inspect.isawaitable(waiting):
             return
-        # A separate task, so that one that ignores its cancellation can be abandoned at the deadline.
+        # In a separate task, so that a step that ignores its cancellation can be abandoned at the deadline.
         loop = asyncio.get_running_loop()
         task = loop.create_task(_awaited(waiting), name=f"close {name}", context=contextvars.Context())
         await self._until(deadline, {task})

@@ -3,9 +3,10 @@
 Every caller uses `Intake.accept` and is subject to the same limits: the HTTP API with and without a session, the page,
 the terminal, delegated tasks and finished processes. Once the transaction has committed, the message is durable and
 belongs to exactly one turn, its receipts are recorded, and it can be acknowledged. If the transaction fails, no trace
-of the message remains. A repeated delivery finds the first one. Every lookup is limited to the caller's principal.
+of the message remains. A repeated delivery is answered with the turn of the first delivery. Every lookup is limited to
+the caller's principal.
 
-The only state of the intake is whether it is open; the turns belong to the engine.
+The only state of the intake is a flag that is set while it is open; the turns belong to the engine.
 """
 
 import textwrap
@@ -99,8 +100,9 @@ class Intake:
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
-        """Report the end of a background process to its session, once, as a message. The turn of this message runs on
-        the channel on which the process was started, with the permissions and approvers of that channel."""
+        """Report the end of a background process to the session that started the process, once, as a message. The turn
+        of this message runs on the channel on which the process was started, with the permissions and approvers of that
+        channel."""
         session: SessionRow | None = await self._store.read(sessions.get, process.session)
         if session is None:
             return
@@ -117,7 +119,7 @@ class Intake:
         )
 
     async def _terms(self, inbound: Inbound) -> dict[str, Any]:
-        """The arguments of `admit`. Raises if the message must be refused."""
+        """Returns the arguments of `admit`. Raises an error if the message must be refused."""
         self._check(inbound)
         return {
             "inbound": inbound,
@@ -129,7 +131,7 @@ class Intake:
         }
 
     async def _fresh(self, inbound: Inbound) -> NewSession | None:
-        """The beginning of the session that this message may create; None if it names a session by id."""
+        """Prepares the session that this message may create. Returns None if the message names a session by id."""
         if inbound.session is not None:
             return None
         caller_tools = inbound.call.caller_tools
@@ -141,7 +143,8 @@ class Intake:
         )
 
     def check_open(self, principal: str, within: str = "") -> None:
-        """Raises if no new turn of this principal is accepted now. `within` is the running turn that delegates it."""
+        """Raises an error if a new turn of this principal cannot be accepted now. `within` is the running turn that
+        delegates the new turn."""
         if not self._open and not (within and self._engine.accepts_tasks(within)):
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
         if (lost := self._store.lost) is not None:
@@ -180,7 +183,7 @@ class Intake:
                 )
 
     def _acknowledge(self, inbound: Inbound, admission: Admission) -> Acceptance:
-        """Submit the turn to the engine. Nothing is awaited between the commit and this."""
+        """Submit the turn to the engine. Nothing is awaited between the commit and this call."""
         session, turn = admission.session, admission.turn
         if admission.how == "steered":
             self._engine.steer(turn)
@@ -206,8 +209,8 @@ def _overloaded(what: str) -> Busy:
 
 
 def _admit_report(db: Db, /, process: str, **terms: Any) -> Admission | None:
-    """Admit the report of a finished process and mark the process as reported, in one step. Returns None if it was
-    already reported."""
+    """Admit the report of a finished process and mark the process as reported, in one step. Returns None if the process
+    was already reported."""
     return admit(db, **terms) if processes.mark_reported(db, process) else None
 
 
@@ -223,7 +226,7 @@ def admit(
     uploads: UploadFolder | None = None,
 ) -> Admission:
     """Admit a message. With `take`, the turn of an idle session is also started in this transaction, which saves a
-    second one. `uploads` contains the larger media of the messages."""
+    second transaction. `uploads` contains the larger media of the messages."""
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
         return known
@@ -281,8 +284,8 @@ def admit(
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    """The names of caller tools that will not be offered. Refuses a `tool_choice` that requires a tool call if no tool,
-    or not the required one, is offered."""
+    """Returns the names of caller tools that will not be offered. Refuses a `tool_choice` that requires a tool call if
+    no tool, or not the required one, is offered."""
     chosen = inbound.call.chosen_tool
     if (inbound.call.caller_tools is None and not inbound.call.is_forced) or session.prefix is None:
         return ()
@@ -301,7 +304,7 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
 
 
 def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
-    """The digest of the caller tools that the session will have once its last waiting turn has started."""
+    """Returns the digest of the caller tools that the session will have once its last waiting turn has started."""
     if idle:
         return session.caller_tools
     calls = turns.waiting_calls(db, session.id)
@@ -311,8 +314,9 @@ def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
 
 
 def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inbound:
-    """The same message with a call id for every tool result. In a stored conversation, results belong to the calls that
-    the last answer left to the caller. Results in the older `functions` format contain only the function's name."""
+    """Returns the message with a call id for every tool result. In a stored conversation, results belong to the calls
+    that the last answer left to the caller. Results in the older `functions` format contain only the function's
+    name."""
     results = any(message.role == "tool" for message in inbound.messages)
     if not results or (inbound.name is None and inbound.session is None):
         return inbound
@@ -335,8 +339,8 @@ def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inboun
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
-    """What a turn does when its reader disconnects. In a named conversation it continues. A one-shot call is cancelled,
-    unless its caller sent an Idempotency-Key and can come back for the answer."""
+    """Decides what happens to a turn when its reader disconnects. In a named conversation, the turn continues. A
+    one-shot call is cancelled, unless its caller sent an Idempotency-Key and can come back for the answer."""
     if inbound.on_disconnect is not None:
         return inbound.on_disconnect
     keyed = any(receipt.source == IDEMPOTENCY for receipt in inbound.receipts)
@@ -372,9 +376,9 @@ def _repeated_delivery(db: Db, inbound: Inbound, now: float) -> Admission | None
 
 
 def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
-    """The turn that a receipt refers to; None if its outcome asked for a retry, so that the message is admitted again.
-    With `final` the message is never admitted again: the agent that delegated a task decides what to do about a
-    failure."""
+    """Returns the turn that a receipt refers to. Returns None if the message should be admitted again because the
+    turn's outcome calls for a retry. With `final`, the message is not admitted again after a failure: the agent that
+    delegated a task decides what to do next."""
     if row.outcome is not None:
         if not final and row.outcome.error is not None and row.outcome.error.retry:
             return None
@@ -390,7 +394,7 @@ def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
 
 
 def _within(db: Db, inbound: Inbound) -> ParentTurn | None:
-    """The place of the turn in a tree of tasks; None if it is not delegated."""
+    """Returns the position of the turn in a tree of tasks; None if the turn is not delegated."""
     if not inbound.within:
         return None
     parent = turns.get(db, inbound.within)
@@ -411,7 +415,8 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: f
 
 
 def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None, now: float) -> tuple[SessionRow, bool]:
-    """The existing session, or a new one. `id` is used for a new session if one was chosen before."""
+    """Returns the existing session or creates one. If the id of a new session was chosen beforehand, it is passed as
+    `id`."""
     row = None
     if inbound.session is not None:
         row = sessions.get(db, inbound.session)
@@ -462,5 +467,6 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None,
 
 
 def title_from(text: str) -> str:
-    """The title of a session without a name: its first message, shortened to one line. Users can change it."""
+    """Makes the title of a session without a name from its first message, shortened to one line. Users can change the
+    title."""
     return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

@@ -1,8 +1,8 @@
 """The components of the sessions service, built from the configuration.
 
 A component that no configured agent uses is None, and its modules are not imported. Building does not open or start
-anything; that is done by `Sessions.recover`. The caller of `build_components` owns the result and enters `web`, if it
-is not None; until then, web access is unavailable.
+anything; `Sessions.recover` does that. The caller of `build_components` owns the result. It must also enter the context
+manager `web`, unless this is None; until then, web access is unavailable.
 """
 
 import os
@@ -156,8 +156,8 @@ def build_components(
 
 
 async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
-    """The end hook of workspaces. It may run twice, since a second run finds nothing to end, so it has no effect to
-    commit."""
+    """The end hook of workspaces. It has no effect to commit and may run twice, since a second run finds nothing left
+    to end."""
     await workspaces.end(session.id)
 
 
@@ -194,7 +194,8 @@ def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:
 
 
 def _provenance(config: Config, store: Store, clock: Callable[[], float]) -> Provenance:
-    """The provenance of project files that enter prompts. The skills package is imported at the first survey."""
+    """Returns the provenance of project files that are included in prompts. The skills package is imported when the
+    files are first examined."""
 
     def digests(folder: Path) -> Mapping[str, bytes]:
         from tidegate.skills import prompt_file_digests
@@ -276,7 +277,7 @@ def _recall(config: Config, store: Store, spool: Spool, scope: Scope, index: "Pl
 
 
 def _plugin(plugins: "Plugins | None", kind: str) -> "Plugin | None":
-    """The plug-in of this kind, of which there is at most one."""
+    """Returns the plug-in of this kind. There is at most one."""
     return None if plugins is None else next(iter(plugins.of_kind(kind)), None)
 
 

@@ -1,9 +1,9 @@
 """The events of a session as one stream, which readers can leave and resume.
 
 A reader that resumes with the id of the last event it received misses no committed row and gets none twice. The id of
-an event is the place of its row in the transcript. Events that are not rows (pieces of text, progress) have no id; they
-are repeated from the start of the running turn's current answer. Open questions are sent first, so that no reader
-misses them, and again in their place in the order.
+an event is the position of its row in the transcript. Events that are not rows (pieces of text, progress) have no id;
+they are repeated from the start of the running turn's current answer. Open questions are sent first, so that no reader
+misses them, and again at their position in the stream.
 
 The stream keeps a cursor instead of a queue, and loads a bounded number of rows at a time to catch up.
 """
@@ -41,12 +41,12 @@ async def watch(
                 live = live or _unfollowed(engine, session, followed)
                 for found in page.rows:
                     if live is not None and found.turn == live.turn and not live.resumed:
-                        break  # the turn's log has it, in its place
+                        break  # the turn's log has this row at its position
                     seen = max(seen, found.seq or 0)
                     yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
                 else:
                     if page.more:
-                        continue  # the running turn comes after them
+                        continue  # the running turn comes after these rows
                 if live is not None:
                     followed, live = live.log, None
                     del page  # the turn may run for long
@@ -73,7 +73,7 @@ def _unfollowed(engine: EmbeddedEngine, session: str, followed: TurnLog | None) 
 
 
 def _unsent(batch: list[Event], seen: int) -> list[Event]:
-    """The events without the text of answers that have already been sent as rows."""
+    """Returns the events without the text of answers that have already been sent as rows."""
     rows = (place for place, event in enumerate(batch) if isinstance(event, MessageAdded) and event.seq <= seen)
     current = max(rows, default=-1)
     return [

@@ -1,4 +1,4 @@
-"""Ending and deleting sessions, both from the store.
+"""Ends and deletes sessions, working from the store.
 
 A session ends once, with a reason, whether or not it is in memory. Its running turn is stopped first, waiting turns are
 refused with a notice, and its settings and approvals are deleted in the same transaction. Every end hook takes effect
@@ -6,8 +6,8 @@ exactly once, even across crashes, because its effect and its mark are committed
 reopened.
 
 Deleting a session ends it first. The deletion is itself a pending hook: the rows are deleted together with the effect
-of the last hook, immediately if there is none, and later if a hook has failed. No caller waits for slow hooks, which
-run in the background or on a separate timer.
+of the last hook, immediately if there is none, and later if a hook has failed. Slow hooks run in the background or on a
+separate timer, so no caller waits for them.
 """
 
 import asyncio
@@ -27,38 +27,43 @@ from tidegate.values import Outcome
 log = Log(__name__)
 
 STOP_SECONDS = 10.0
-"""Seconds that an end waits for the running turn to stop. By then its tools have been stopped or their tasks
-cancelled."""
+"""Seconds to wait for the running turn to stop when its session ends. By then, its tools have been stopped or their
+tasks cancelled."""
 
 PREPARE_SECONDS = 30.0
-"""Seconds that a hook may take to prepare: the caller of the end waits for it, and the timer can try again."""
+"""Seconds that a hook may take to prepare. The caller that ends the session waits for this; if it takes longer, the
+timer can try again."""
 
 BATCH = 100
-"""Sessions that expiry ends in one write, which takes some milliseconds. Turns run between the writes."""
+"""The number of sessions that expiry ends in one write. Such a write takes some milliseconds, and turns run between the
+writes."""
 
 BATCHES = 200
-"""Batches in one run of the timer: enough after months without a run, but bounded."""
+"""The most batches in one run of the timer: enough even after months without a run."""
 
 HOOKS_AT_ONCE = 8
-"""Hooks that one run prepares concurrently, so that a hung hook delays few others and a start does not run all of them
-at once."""
+"""The number of hooks that one run prepares concurrently. A hung hook then delays few others, and a start does not run
+all hooks together."""
 
 SLOW_AT_ONCE = 4
-"""Slow hooks that are prepared concurrently, after ends and on the timer: each may be calling a model."""
+"""The number of slow hooks that are prepared concurrently, both when sessions end and on the timer. Each of them may be
+calling a model."""
 
 SLOW_IN_A_RUN = 20
-"""Slow hooks in one run of their timer: a few minutes at worst; the next run continues."""
+"""The number of slow hooks in one run of their timer. They take a few minutes at worst, and the next run continues with
+the rest."""
 
 Write = Callable[[Db], Any]
 EndHook = Callable[[SessionRow], Awaitable[Write | None]]
-"""Prepares the effect of a session's end. It may be called twice, but the write that it returns is committed once."""
+"""Prepares the effect of a session's end. The hook may be called twice, but the write that it returns is committed only
+once."""
 
 
 class SlowHook(Protocol):
     """An end hook that no caller waits for."""
 
     def applies(self, session: SessionRow) -> bool:
-        """True if the session's row says that there is something to prepare; False for a session that is being
+        """True if, according to the session's row, there is something to prepare. False for a session that is being
         deleted."""
         ...
 
@@ -121,7 +126,7 @@ class SessionEndings:
         """Delete a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
         deletes the session later."""
         refused = await self._store.write(_end_to_delete, session, self._names, self._clock())
-        # Also if another call has ended it: that call may still be waiting for the turn.
+        # This applies even if another call has ended the session: that call may still be waiting for the turn.
         await self._release(session, refused, "delete")
         await self.finish(session)
         owed = await self._store.read(sessions.owed_hooks, session)
@@ -131,7 +136,7 @@ class SessionEndings:
 
     async def finish(self, session: str | None = None) -> int:
         """Run pending end hooks: of one session when it has ended, or of all sessions at the start and on the timer.
-        Returns how many took effect. Slow hooks that apply to the session are skipped."""
+        Returns the number of hooks that took effect. Slow hooks that apply to the session are skipped."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
             owed = await self._store.read(sessions.owed_hooks, session)
@@ -146,7 +151,8 @@ class SessionEndings:
         return done
 
     async def finish_slow(self, session: str | None = None) -> int:
-        """Run pending slow hooks that are not in progress yet: of one session or, on the timer, of several."""
+        """Run pending slow hooks that are not already in progress: those of one session or, on the timer, of several
+        sessions."""
         run = _Run(SLOW_AT_ONCE)
         owed = await self._pending_slow(session)
         if session is not None:
@@ -226,8 +232,8 @@ class SessionEndings:
         return total
 
     async def purge(self, retention: float | None) -> int:
-        """Delete the transcripts of sessions whose retention is over, and return how many. Each is deleted in its own
-        writes, since a transcript may be long."""
+        """Delete the transcripts of sessions whose retention period is over, and return the number of sessions. Each
+        transcript is deleted in separate writes, since it may be long."""
         if retention is None:
             return 0
         total, before = 0, self._clock() - retention
@@ -252,8 +258,8 @@ class SessionEndings:
 
 
 class _Run:
-    """One run over pending hooks. A hook that hung is not retried in the same run, so that the run ends; concurrent
-    hooks continue."""
+    """One run over pending hooks. A hook that hung is not retried in the same run, so that the run comes to an end.
+    Concurrent hooks continue."""
 
     def __init__(self, at_once: int) -> None:
         self.slots = asyncio.Semaphore(at_once)
@@ -269,8 +275,8 @@ def _report_done(hook: SlowHook | None, session: SessionRow | None, done: tuple[
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> tuple[bool, bool]:
     """Commits the mark and the effect together, so that neither exists without the other. Also deletes a session that
-    is to be deleted, if no other hook is pending and every turn is settled. Returns whether the hook took effect, and
-    whether the session was deleted."""
+    is to be deleted, if no other hook is pending and every turn is settled. Returns two flags: True if the hook took
+    effect, and True if the session was deleted."""
     effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
         write(db)
@@ -279,7 +285,8 @@ def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: floa
 
 
 def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...] | None:
-    """The outcomes of the turns that were waiting; None if this did not end the session."""
+    """Ends the session and returns the outcomes of the turns that were waiting. Returns None if this call did not end
+    the session."""
     ended = sessions.end(db, session, reason=reason, hooks=hooks, now=now)
     if ended is None:
         return None
@@ -288,7 +295,7 @@ def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) ->
 
 
 def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...]:
-    """Like `_end`, but also for a session that has already ended."""
+    """Like `_end`, but also accepts a session that has already ended."""
     refused = _end(db, session, "delete", hooks, now)
     sessions.mark_for_deletion(db, session)
     return refused or ()

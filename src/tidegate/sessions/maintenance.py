@@ -2,7 +2,7 @@
 
 Each task is level-triggered: it examines the current state and repairs it, keeps no memory of earlier runs, and may run
 at any time and any number of times. A run continues until nothing is left to do, up to a generous limit. It works in
-batches of one short write each, so that turns can run in between.
+batches, each with one short write, so that turns can run in between.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,17 +15,18 @@ from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
 INDEX_BATCHES = 20
-"""Writes to the search index in one run, each of some milliseconds. A search indexes the remaining rows itself."""
+"""The number of writes to the search index in one run. Each takes some milliseconds. A search indexes the remaining
+rows itself."""
 
 STRANDED_SECONDS = 30.0
-"""The age at which an accepted turn that has not reached the engine counts as stranded. Normally, turns reach it within
-milliseconds."""
+"""The age at which an accepted turn that has not reached the engine counts as stranded. Normally, a turn reaches the
+engine within milliseconds."""
 
 BATCHES = 200
-"""Batches of one kind in one run: far more than a run every few minutes needs, but bounded."""
+"""The most batches of one kind in one run: far more than a run every few minutes needs."""
 
 VACUUM_PAGES = 256
-"""Free pages returned to the disk in one batch."""
+"""The number of free database pages returned to the disk in one batch."""
 
 
 SPOOL_SECONDS = 600.0
@@ -33,8 +34,8 @@ SPOOL_SECONDS = 600.0
 
 
 class MaintenanceTask(Frozen, frozen=True):
-    """A task that runs every `interval` seconds. A run that takes longer than `within` is considered hung: tasks work
-    in small batches."""
+    """A task that runs every `interval` seconds. A run that takes longer than `within` seconds is considered hung,
+    because tasks work in small batches."""
 
     name: str
     interval: float
@@ -54,7 +55,7 @@ async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATC
 
 
 def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awaitable[None]]) -> list[MaintenanceTask]:
-    """`count_audit_rows` is called after the audit log has been pruned."""
+    """Returns the maintenance tasks. `count_audit_rows` is called after the audit log has been pruned."""
     store, config, clock = components.store, components.config, components.clock
     expiry, limits, endings, workspaces = config.expiry, config.limits, components.endings, components.workspaces
 

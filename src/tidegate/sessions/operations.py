@@ -1,8 +1,8 @@
 """Changes that a user makes to a conversation: its settings, title, last turn, and frozen prompt and tools.
 
-Each change is one transaction under the caller's principal, and survives a restart. The transactions of changes that
-rebuild the model's view (undo, retry, reload) are refused during a turn. Once committed, such a change unloads the
-resident, even if its caller has disconnected. A setting applies from the next turn on and rebuilds nothing.
+Each change is one transaction under the caller's principal, and survives a restart. Changes that rebuild the model's
+view (undo, retry, reload) are refused during a turn. Once committed, such a change unloads the resident, even if its
+caller has disconnected. A setting applies from the next turn on, and nothing is rebuilt for it.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ MODEL = "model"
 """The key of the setting that /model changes."""
 
 LONGEST_TITLE = 200
-"""Characters of a title, which is shown on one line of a list."""
+"""The most characters of a title. Titles are shown on one line of a list."""
 
 
 class Operations:
@@ -47,8 +47,8 @@ class Operations:
         source: str,
         lasts: float | None = None,
     ) -> float | None:
-        """Set a setting of the session. It survives unload and restart, and ends with the session or after `lasts`
-        seconds. Returns the time when it expires."""
+        """Set a setting of the session. The setting survives unloading and restarts, and expires when the session ends
+        or after `lasts` seconds. Returns the time when it expires."""
         await self._owned(session, principal)
         now = self._clock()
         expires = None if lasts is None else now + lasts
@@ -76,15 +76,16 @@ class Operations:
     async def choose_model(
         self, session: str, principal: Principal, name: str, *, lasts: float | None = None
     ) -> float | None:
-        """Choose the model of this session, until its end or for `lasts` seconds. The new model is informed of the
-        change once. Returns the time when the choice expires."""
+        """Choose the model of this session, until the session ends or for `lasts` seconds. The new model is informed of
+        the change once. Returns the time when the choice expires."""
         row = await self._owned(session, principal)
         ends = None if lasts is None else self._clock() + lasts
         await self._choose_model(row, principal, name, ends)
         return ends
 
     async def _choose_model(self, row: SessionRow, principal: Principal, name: str | None, ends: float | None) -> bool:
-        """None chooses the agent's own model. Returns whether a choice was made, or an earlier one was cleared."""
+        """Store the choice; None stands for the agent's own model. Returns True if a choice was made or an earlier
+        choice was cleared."""
         now = self._clock()
         agent = self._config.agents.get(row.agent)
         own = "" if agent is None else agent.model
@@ -114,8 +115,8 @@ class Operations:
         await self._store.write(sessions.set_title, session, _checked_title(title))
 
     async def undo(self, session: str, principal: Principal) -> str:
-        """Remove the last turn from the model's view. Its rows stay in the transcript, marked. Returns the
-        turn's id."""
+        """Remove the last turn from the model's view. The turn's rows stay in the transcript and are marked as undone.
+        Returns the turn's id."""
         row = await self._idle_session(session, principal)
 
         def then(turn: str) -> str:
@@ -128,7 +129,7 @@ class Operations:
         return undone
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:
-        """Undo the last turn and run its messages again in a new one. The limits for a new message apply."""
+        """Undo the last turn and run its messages again in a new turn. The limits for a new message apply."""
         self._intake.check_open(principal.id)
         await self._idle_session(session, principal)
         turn, now = new_id("t"), self._clock()
@@ -156,7 +157,7 @@ class Operations:
                 messages.accept(db, session=session, turn=turn, message=message, now=now)
 
         def then(_: None) -> Acceptance:
-            # Nothing is awaited between the commit and this: the engine gets turns in the order of their commits.
+            # Nothing is awaited between the commit and this call, so that the engine gets turns in commit order.
             self._presence.unload(session, reason="retry")
             self._engine.submit(session, turn, principal.id)
             return Acceptance(turn=turn, session=session, how="started")
@@ -164,7 +165,7 @@ class Operations:
         return await self._store.write_then(then, write)
 
     async def reload(self, session: str, principal: Principal) -> bool:
-        """Replace the frozen prompt and tools with those configured now. Returns whether anything changed."""
+        """Replace the frozen prompt and tools with those configured now. Returns True if anything changed."""
         row = await self._idle_session(session, principal)
         extra = await self._store.read(sessions.extra, row)
         frozen = await self._store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
@@ -192,15 +193,15 @@ class Operations:
         return await self._store.write_then(then, write)
 
     async def resume(self, session: str, principal: Principal) -> tuple[str, bool]:
-        """Switch to another session. An ended session is never reopened; instead, a new one begins with its transcript.
-        Returns the id of the session, and whether it is new."""
+        """Switch to another session. An ended session is never reopened; instead, a new session begins with its
+        transcript. Returns the id of the session, and True if the session is new."""
         row = await self._row(session, principal)
         if row.ended is None:
             return session, False
         again = new_id("s")
         extra = await self._store.read(sessions.extra, row)
         fresh = await self._prompt_prefixes.of(row.agent, principal.id, extra)
-        # The files first: every row must have a file, and a file without a row is swept.
+        # The files come first: every row must have a file, while a file without a row is swept later.
         await self._spool.share(session, again)
         await self._store.write(_begin_with, row, again, principal.id, extra, fresh, self._clock())
         return again, True
@@ -212,7 +213,8 @@ class Operations:
         return row
 
     async def _idle_session(self, session: str, principal: Principal) -> SessionRow:
-        """The session, if it is idle. An early check; `_check_idle` in the write is authoritative."""
+        """Returns the session if it is idle. This is only an early check; `_check_idle`, in the write transaction, is
+        authoritative."""
         row = await self._owned(session, principal)
         if self._engine.running(session) is not None or self._engine.waiting(session):
             raise _mid_turn()
@@ -223,7 +225,8 @@ class Operations:
 
 
 def _record(db: Db, session: str, principal: Principal, key: str, value: Any, now: float) -> None:
-    """Record a setting in the audit log, except for the gateway's internal ones. `value` is None if it was cleared."""
+    """Record a setting in the audit log, except for the gateway's internal ones. `value` is None if the setting was
+    cleared."""
     if not key.startswith(settings.OWN):
         of = None if value is None else msgspec.json.encode(value)
         outcome = "cleared" if value is None else "set"
@@ -231,7 +234,7 @@ def _record(db: Db, session: str, principal: Principal, key: str, value: Any, no
 
 
 def _checked_title(text: str) -> str:
-    """The title as one line. A title that is too long is refused, never cut."""
+    """Returns the title as one line. A title that is too long is refused, never shortened."""
     title = " ".join(text.split())
     if len(title) > LONGEST_TITLE:
         raise Refused(
@@ -293,9 +296,9 @@ def _undo(db: Db, session: str, now: float) -> str:
 
 
 def _close_calls(db: Db, session: str, now: float, *, except_ids: frozenset[str] = frozenset()) -> None:
-    """Close the tool calls that an undone turn had answered, in a session that no longer has caller tools: the next
-    turn looks for open calls only in sessions that have them. The results belong to the turn of the calls and are
-    undone with it."""
+    """Close the tool calls that an undone turn had answered, in a session that no longer has caller tools. This is
+    necessary because the next turn looks for open calls only in sessions that have caller tools. The results belong to
+    the turn of the calls and are undone with it."""
     row = sessions.get(db, session)
     if row is not None and not row.caller_tools:
         owner = messages.last_turn(db, session)

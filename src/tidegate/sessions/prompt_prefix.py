@@ -1,7 +1,8 @@
 """The prompt and tools of a new session, including notes, project files and skills.
 
-Equal prefixes are made once and shared. The prefix of an agent without notes, project files or skills depends only on
-its settings, so nothing is read. The sources are read when a session begins; later changes do not affect it.
+Equal prefixes are built once and shared. The prefix of an agent without notes, project files or skills depends only on
+the agent's settings, so no files are read for it. The sources are read when a session begins. Later changes to the
+sources do not affect that session.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,14 +19,14 @@ from tidegate.tools import ToolRegistry
 from tidegate.values import Frozen, Prefix
 
 KEPT = 256
-"""Prefixes kept for sharing: most sessions of one agent have the same one."""
+"""The number of prefixes kept for sharing. Most sessions of one agent have the same prefix."""
 
 KEPT_BYTES = 4 * 1024 * 1024
-"""Total size of the kept prompts."""
+"""The limit on the total size of the kept prompts, in bytes."""
 
 
 class NewSession(Frozen, frozen=True):
-    """The beginning of a new session, prepared outside the transaction."""
+    """The data with which a new session begins, prepared outside the transaction."""
 
     prefix: Prefix
     encoder: int
@@ -33,18 +34,18 @@ class NewSession(Frozen, frozen=True):
 
 
 class PromptSource(Protocol):
-    """Provides the part of the prompt with this name. Sources are responsible for their caching."""
+    """Provides the part of the prompt with this name. A source does its own caching."""
 
     name: str
     needs_tools: bool
     """True if the part is about a tool. It is left out if the caller's tools replace the agent's."""
 
     def serves(self, agent: str) -> bool:
-        """True if there may be a part for this agent, according to the configuration."""
+        """True if this source may have a part for this agent, according to the configuration."""
         ...
 
     async def part(self, agent: str, principal: str) -> str:
-        """The text for a session of this principal that begins now; empty if there is none."""
+        """Returns the text of the part for a session of this principal that begins now; empty if there is none."""
         ...
 
 
@@ -58,8 +59,8 @@ class PromptPrefixes:
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
-        """`mark` returns the number of the first change of notes of which a new session of this agent must be notified;
-        0 if it need not be."""
+        """`mark` returns the number of the first change to the notes about which a new session of this agent must be
+        notified; 0 if there is none."""
         self._mark = mark
         self._config = config
         self._models = models
@@ -70,8 +71,8 @@ class PromptPrefixes:
         )
 
     async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> NewSession:
-        """The beginning of a new session of this agent for this principal. Without `own_tools` the agent may not use
-        its tools, and the prompt does not mention them."""
+        """Prepares a new session of this agent for this principal. Without `own_tools`, the agent may not use its
+        tools, and the prompt does not mention them."""
         settings = self._config.agents.get(agent)
         if settings is None:
             raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")

@@ -1,7 +1,8 @@
-"""Reads for callers: sessions, outcomes, pages of a transcript, exports.
+"""Read queries for callers: sessions, outcomes, transcript pages and exports.
 
-Each query accepts the principal whose rows may be read (`own`, None for all) and returns no others. Every result has a
-limit, and transcripts are also limited in bytes. An export is streamed, with one page in memory at a time.
+Each query takes the principal whose rows may be read (`own`; None for all principals) and returns only these rows.
+Every result has a limit, and transcripts are also limited in bytes. An export is streamed, with one page in memory at a
+time.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,20 +33,21 @@ from tidegate.values import Frozen, Media, Outcome
 
 STREAM_ROWS = 200
 STREAM_BYTES = 256 * 1024
-"""Bytes of a streamed transcript that are in memory at a time: hundreds may be streamed to slow readers
-concurrently."""
+"""Bytes of a streamed transcript that are in memory at a time. The number is small because hundreds of transcripts may
+be streamed to slow readers concurrently."""
 
 LISTING_MOST = 500
 """The most rows of one listing, whatever limit is requested."""
 
 
 def visible_to(principal: Principal | None) -> str | None:
-    """The principal whose rows may be read; None for all, for the owner and the gateway."""
+    """Returns the principal whose rows may be read. For the owner and the gateway this is None, which stands for all
+    principals."""
     return None if principal is None or principal.may("configure") else principal.id
 
 
 async def visible_session(store: Store, id: str, principal: Principal) -> SessionRow:
-    """The session, if this principal may see it; else NotFound."""
+    """Returns the session if this principal may see it. Raises NotFound otherwise."""
     found: SessionRow | None = await store.read(session, id, visible_to(principal))
     if found is None:
         raise NotFound(f"There is no session {id}.", code="session_not_found")
@@ -83,7 +85,7 @@ def audit_events(
     before: tuple[float, int] | None,
     limit: int,
 ) -> tuple[list[AuditRow], dict[str, str]]:
-    """Events and the names of all principals by id; `principal` is an id or a name."""
+    """Returns audit events, and the names of all principals by id. `principal` is an id or a name."""
     names = {row.id: row.name for row in principals.listing(db)}
     id = principal
     if principal is not None and principal not in names:
@@ -104,13 +106,13 @@ def audit_events(
 
 
 async def mentioning(store: Store, query: str, own: str | None, ended: bool | None, limit: int) -> list[SessionRow]:
-    """Sessions with these words in their title or name, then sessions with these words in a message."""
+    """Returns sessions with these words in their title or name, followed by sessions with these words in a message."""
     found = await search.search(store, query, principal=own, ended=ended, limit=min(limit, LISTING_MOST))
     return await store.read(sessions.listed, found)
 
 
 class TranscriptPage(Frozen, frozen=True):
-    """Rows of a transcript, in order. `more` is true if there are more in the direction of reading."""
+    """Rows of a transcript, in order. `more` is true if there are more rows in the direction of reading."""
 
     rows: tuple[MessageRow, ...]
     more: bool
@@ -140,7 +142,7 @@ def media(db: Db, session: str, place: int, number: int) -> Media | None:
 async def export(
     store: Store, view: Callable[[str, Principal], Awaitable[SessionView]], session: str, principal: Principal
 ) -> AsyncIterator[bytes]:
-    """JSON lines: the session, then its rows in order. Undone rows are marked."""
+    """Yields JSON lines: first the session, then its rows in order. Undone rows are marked."""
     encoder = msgspec.json.Encoder()
     yield encoder.encode(await view(session, principal)) + b"\n"
     after = 0

@@ -1,9 +1,9 @@
 """Recovery of turns that an earlier process accepted and did not finish.
 
-After `recover`, every such turn either continues from its journal or has ended with a reason for its user. The channel
-of the turn decides which (`turns.channels`). A turn is not resumed if the process was killed more than limits.resumes
-times while it ran, so a turn that kills the gateway cannot do so forever. A task continues only together with the turn
-that delegated it.
+After `recover`, every such turn either continues from its journal or has ended with a reason that the user can read.
+The channel of the turn determines which of the two happens (`turns.channels`). A turn is not resumed if the process was
+killed more than limits.resumes times while it ran, so a turn that kills the gateway cannot do so forever. A task
+continues only together with the turn that delegated it.
 """
 
 from tidegate.engine import PARENT_ENDED, stopped_failure
@@ -17,13 +17,13 @@ log = Log(__name__)
 
 
 async def recover(components: Components, *, older: float = 0.0) -> int:
-    """Recovers open turns and returns the number of those that were resumed. The timer calls this too: a turn that is
-    open in the store but not live in this process is stranded, because its end could not be stored, and is treated as
-    after a crash. Turns accepted within the last `older` seconds are skipped, since they may not have reached the
-    engine yet."""
+    """Recovers open turns and returns the number of turns that were resumed. The maintenance timer calls this too: a
+    turn that is open in the store but not live in this process is stranded, because its end could not be stored. It is
+    treated as after a crash. Turns accepted within the last `older` seconds are skipped, since they may not have
+    reached the engine yet."""
     resumed, engine = 0, components.engine
     for turn, session in await components.store.read(_open):
-        # At the start no turn is on its way, whatever the clock says about its acceptance.
+        # At the start no turn can be on its way to the engine, whatever the clock says about when it was accepted.
         if engine.log(turn.id) is not None or (older and turn.accepted > components.clock() - older):
             continue
         if turn.within is not None and engine.log(turn.within) is None:
@@ -37,14 +37,14 @@ async def recover(components: Components, *, older: float = 0.0) -> int:
                     await components.workspaces.discard(session.id)
                     await components.spool.remove(session.id)
         else:
-            # A parked turn had started too, although no attempt is counted.
+            # A parked turn had also started, although no attempt is counted for it.
             engine.submit(session.id, turn.id, session.principal, resumed=turn.state == "running", within=turn.within)
             resumed += 1
     return resumed
 
 
 def _open(db: Db) -> list[tuple[TurnRow, SessionRow]]:
-    """The open turns. Turns that delegated tasks come before the turns of those tasks."""
+    """Returns the open turns. A turn that delegated tasks comes before the turns of these tasks."""
     found = [(turn, sessions.get(db, turn.session)) for turn in sorted(turns.open_turns(db), key=_depth)]
     return [(turn, session) for turn, session in found if session is not None]
 
@@ -54,7 +54,7 @@ def _depth(turn: TurnRow) -> int:
 
 
 def _refusal(turn: TurnRow, session: SessionRow, channel: Channel, resumes: int) -> Failure | None:
-    """The reason why the turn is not resumed; None if it is."""
+    """Returns the reason why the turn is not resumed; None if it is resumed."""
     if session.ended is not None:
         return stopped_failure("because its session ended")
     strategy = channel.strategy(turn, session)

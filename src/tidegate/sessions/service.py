@@ -1,11 +1,11 @@
 """The entry point to conversations, for the web, the commands and the gateway.
 
 Every message is durable, deduplicated and authorised before it is acknowledged (`accept`). Each method that accepts the
-id of a session or a turn checks it against the caller's principal; anything that the principal may not see is reported
-as not found. Changes that users make to conversations are in `operations` and follow the same rule.
+id of a session or a turn checks it against the caller's principal; a session or turn that the principal may not see is
+reported as not found. Changes that users make to conversations are in `operations` and follow the same rule.
 
-Built from `Components`, which own the engine, the present sessions and their endings. The store and the engine are not
-exposed.
+The service is built from `Components`, which own the engine, the present sessions and the code that ends sessions. The
+store and the engine are not exposed.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -58,16 +58,16 @@ class Sessions:
         self.accept: Callable[[Inbound], Awaitable[Acceptance]] = components.intake.accept
         """Accept a message. When this returns, the message survives a kill."""
         self.wait: Callable[[str], Awaitable[Outcome]] = components.engine.result
-        """The outcome of a turn, once it has ended."""
+        """Wait until a turn has ended and return its outcome."""
 
     # -- following a turn --
 
     def turn_log(self, turn: str) -> TurnLog | None:
-        """The log of a turn that is waiting or running in this process."""
+        """Returns the log of a turn that waits or runs in this process."""
         return self._engine.log(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
-        """The outcome of a turn as it is now; its state is queued or running until it has ended."""
+        """Returns the current outcome of a turn. Its state is queued or running until the turn has ended."""
         found: Outcome | None = await self._store.read(queries.outcome, turn, queries.visible_to(principal))
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
@@ -84,7 +84,7 @@ class Sessions:
     # -- sessions --
 
     async def stop(self, session: str, principal: Principal) -> str | None:
-        """Stop the running turn, if there is one, and return its id. Waiting turns stay."""
+        """Stop the running turn, if there is one, and return its id. Waiting turns stay in the queue."""
         await self.row(session, principal)
         running = self._engine.running(session)
         if running is None:
@@ -97,13 +97,13 @@ class Sessions:
         return await self._endings.end(session, reason)
 
     async def delete(self, session: str, principal: Principal) -> bool:
-        """End the session and delete its rows as soon as no end hook is pending, usually before this returns. Returns
-        whether it is deleted."""
+        """End the session and delete its rows as soon as no end hook is pending. Returns True if the rows are already
+        deleted, which is usually the case."""
         await self.row(session, principal)
         return await self._endings.delete(session)
 
     async def row(self, session: str, principal: Principal) -> SessionRow:
-        """The session, if this principal may see it."""
+        """Returns the session, if this principal may see it."""
         return await queries.visible_session(self._store, session, principal)
 
     async def session(self, session: str, principal: Principal) -> SessionView:
@@ -121,7 +121,7 @@ class Sessions:
         query: str | None = None,
         everyone: bool = False,
     ) -> list[SessionView]:
-        """Newest first. With `everyone`, the owner sees the sessions of all principals."""
+        """Returns sessions, newest first. With `everyone`, the owner sees the sessions of all principals."""
         own = None if everyone and principal.may("configure") else principal.id
         if query:
             rows = await queries.mentioning(self._store, query, own, ended, limit)
@@ -138,8 +138,8 @@ class Sessions:
         before: int | None = None,
         limit: int = 200,
     ) -> queries.TranscriptPage:
-        """A page of rows in order, without the bytes of media: the rows after `after` or, if that is None, the newest
-        ones before `before`."""
+        """Returns a page of rows in order, without the bytes of media: the rows after `after` or, if `after` is None,
+        the newest rows before `before`."""
         await self.row(session, principal)
         found: queries.TranscriptPage = (
             await self._store.read(queries.newest, session, before, limit)
@@ -149,7 +149,7 @@ class Sessions:
         return queries.without_bytes(found)
 
     async def media(self, session: str, principal: Principal, place: int, number: int) -> tuple[Media, bytes]:
-        """The picture, sound or document number `number` of a row, and its bytes."""
+        """Returns the picture, audio clip or document at position `number` in a row, and its bytes."""
         await self.row(session, principal)
         found: Media | None = await self._store.read(queries.media, session, place, number)
         try:
@@ -165,26 +165,28 @@ class Sessions:
     def watch(
         self, session: str, principal: Principal, after: int = 0
     ) -> AsyncGenerator[tuple[int | None, Event], None]:
-        """The events of a session: the committed rows after `after`, then live events until the reader leaves."""
+        """Yields the events of a session: the committed rows after `after`, then live events until the reader
+        disconnects."""
         return event_stream.watch(self._components, session, principal, after)
 
     async def usage(
         self, principal: Principal, *, by: usage.By, since: float, until: float, limit: int
     ) -> tuple[list[UsageTotal], UsageTotal]:
-        """The usage of models in a period: this principal's own or, with the right to see it, everyone's."""
+        """Returns the usage of models in a period. This is the principal's own usage or, with the right to see all
+        usage, everyone's."""
         found: tuple[list[UsageTotal], UsageTotal] = await self._store.read(
             queries.usage_in, None if principal.may("see_usage") else principal.id, by, since, until, limit
         )
         return found
 
     async def usage_of(self, session: str, principal: Principal) -> UsageTotal:
-        """The usage of one conversation."""
+        """Returns the usage of one conversation."""
         await self.row(session, principal)
         found: UsageTotal = await self._store.read(usage.of_session, session)
         return found
 
     async def window_usage(self, session: str, principal: Principal) -> WindowUsage:
-        """The contents of the context window of the model that would answer in this conversation now."""
+        """Returns the contents of the context window of the model that would answer in this conversation now."""
         row = await self.row(session, principal)
         return await self._runner.window_usage(
             row, tuple(await self._store.read(settings.get_all, session, self._clock()))
@@ -198,7 +200,7 @@ class Sessions:
         )
 
     def _model_states(self) -> dict[str, ModelStatus]:
-        """The state of each configured model by name, with the number of fallbacks to it."""
+        """Returns the state of each configured model by name, with the number of fallbacks to that model."""
         counts = self._runner.fallbacks.counts
         return {
             name: ModelStatus(
@@ -213,7 +215,7 @@ class Sessions:
         }
 
     def agent(self, name: str) -> AgentSettings | None:
-        """The settings of an agent; None if it is not configured."""
+        """Returns the settings of an agent; None if the agent is not configured."""
         return self._config.agents.get(name)
 
     @property
@@ -222,7 +224,7 @@ class Sessions:
         return self._config.expiry.named_idle
 
     def now(self) -> float:
-        """The time by the clock that sessions use."""
+        """The current time, by the clock that sessions use."""
         return self._clock()
 
     def is_running(self, session: str) -> bool:
@@ -234,7 +236,7 @@ class Sessions:
         return extractor is not None and extractor.applies(row)
 
     async def settings_of_all(self, *, limit: int, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
-        """The settings of all sessions that are in force now, newest first. For the owner."""
+        """Returns the settings of all sessions that are in force now, newest first. For the owner only."""
         return await self._store.read(settings.list_all, self._clock(), limit, before)
 
     async def audit_events(
@@ -248,14 +250,14 @@ class Sessions:
         before: tuple[float, int] | None = None,
         limit: int,
     ) -> tuple[list[AuditRow], dict[str, str]]:
-        """Events of the audit log, newest first, and the names of all principals by id. `principal` is an id or a
-        name. For the owner."""
+        """Returns events of the audit log, newest first, and the names of all principals by id. `principal` is an id or
+        a name. For the owner only."""
         return await self._store.read(queries.audit_events, since, kind, principal, session, host, before, limit)
 
     async def budgets_of(
         self, principal: Principal, session: SessionRow | None = None
     ) -> tuple[list[BudgetView], bool]:
-        """The budgets that this principal may see, and whether there are more."""
+        """Returns the budgets that this principal may see, and True if there are more."""
         return await self._budgets.visible_to(principal, session)
 
     async def _count_audit_rows(self) -> None:
@@ -266,7 +268,8 @@ class Sessions:
         return self._models.names
 
     def _view(self, row: SessionRow, held: tuple[Any, ...] | None = None) -> SessionView:
-        """The view of a session. `held` are its settings; without them, as in a list, no fallback is shown."""
+        """Returns the view of a session. `held` are the session's settings. Without them, as in a list, no fallback is
+        shown."""
         running = self._engine.running(row.id)
         agent, fallbacks = self._config.agents.get(row.agent), self._runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
@@ -303,14 +306,14 @@ class Sessions:
         return resumed
 
     async def drain(self, within: float) -> None:
-        """Stop accepting messages. Turns have this many seconds to finish; the others are parked until the next
-        start."""
+        """Stop accepting messages. Running turns have this many seconds to finish; those that do not are parked until
+        the next start."""
         self._intake.close()
         await self._engine.drain(within)
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of everything that this process holds."""
+        """The ledger of the memory, descriptors and child processes that this process holds."""
         return self._presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:
@@ -327,7 +330,7 @@ class Sessions:
         return maintenance_tasks(self._components, self._count_audit_rows)
 
     def census(self) -> dict[str, int]:
-        """The number of objects held, by kind. All return to their baseline once no session is left."""
+        """Returns the number of objects held, by kind. All numbers return to their baseline once no session is left."""
         stats, presence = self._engine.stats(), self._presence.stats()
         return {
             "present": presence.present,

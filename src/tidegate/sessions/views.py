@@ -1,4 +1,4 @@
-"""Sessions and agents as callers see them: values made from rows and from the live state."""
+"""Sessions and agents as callers see them. The views are values built from rows and from the live state."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tidegate.turns import COMPACTION_REQUESTED, FALLBACK, REASONING_ERA, SUMMAR
 from tidegate.values import Frozen
 
 UNCHOSEN = (FALLBACK, SUMMARY_COOLDOWN, COMPACTION_REQUESTED, REASONING_ERA)
-"""Settings that no user chose, or that end with the next turn."""
+"""Settings that were not chosen by a user, or that end with the next turn."""
 
 
 class SettingView(Frozen, frozen=True):
@@ -40,7 +40,7 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     """True if the model is the built-in demo model."""
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
     fallback: FallbackState | None = None
-    """The fallback that answers instead of the agent's own model, while there is one."""
+    """The fallback that currently answers instead of the agent's own model; None if there is none."""
 
 
 class AgentView(Frozen, frozen=True, omit_defaults=False):

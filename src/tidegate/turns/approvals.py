@@ -1,11 +1,11 @@
-"""Questions to a person: approvals of one exact action, and questions of a tool.
+"""Questions to a person: approvals of one exact action, and questions that a tool asks.
 
-A question is stored before anyone sees it, and survives unloading, restarts and kills: a resumed turn asks again and
-finds the row, open or answered. It is answered once, from any client, by anyone who is allowed to. It is closed when
-its turn is stopped, when its session ends, or when it expires.
+A question is stored before anyone sees it, and survives unloading, restarts and kills. When a resumed turn asks again,
+it finds the stored question, open or answered. It is answered once, from any client, by anyone who is allowed to. It is
+closed when its turn is stopped, when its session ends, or when it expires.
 
-Questions go to the person in the conversation. So do approvals, if the person's role permits it; other approvals go to
-the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
+Questions go to the person in the conversation. Approvals go to this person too if their role permits it, and otherwise
+to the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
 nobody can be asked, the action is denied and the model receives the reason. Questions of a delegated task are asked in
 the conversation from which the task was delegated.
 
@@ -39,14 +39,14 @@ from tidegate.turns.channels import DELEGATE, Channels
 from tidegate.values import Frozen, QuestionAnswered, QuestionAsked, new_id
 
 LISTED = 200
-"""Questions in one listing, unless more are requested."""
+"""The number of questions in one listing, unless more are requested."""
 
 
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
     """A request to a person: to approve one exact action, shown in `summary`, or to answer a question. `state` is open,
-    approved, denied, answered, expired or cancelled. `conversation` is the session in which the person is asked: that
-    of the turn itself or, for a delegated task, that of the outermost turn. `person` is the name of the person in that
-    conversation."""
+    approved, denied, answered, expired or cancelled. `conversation` is the session in which the person sees the
+    question: the session of the turn itself or, for a delegated task, of the outermost turn. `person` is the name of
+    the person in that conversation."""
 
     id: str
     session: str
@@ -102,7 +102,7 @@ class Approvals:
         self._within = config.limits.answer_within
         self._clock = clock
         self._signal = signal
-        # (principal, turn) → number of its questions; at most limits.questions turns
+        # (principal, turn) → the number of its questions; at most limits.questions turns
         self._waiting: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -115,8 +115,8 @@ class Approvals:
     async def open_for(
         self, principal: Principal, *, session: str | None = None, limit: int = LISTED
     ) -> list[QuestionView]:
-        """The questions that wait for this principal's answer, oldest first: in all of their conversations, or in one
-        and its tasks."""
+        """Returns the questions that wait for this principal's answer, oldest first. They are from all conversations of
+        the principal, or from one conversation and its tasks."""
 
         def read(db: Db) -> list[QuestionView]:
             found = approvals.open_for(
@@ -127,7 +127,7 @@ class Approvals:
         return await self._store.read(read)
 
     async def of_session(self, session: str, principal: Principal, *, limit: int = LISTED) -> list[QuestionView]:
-        """All questions of a conversation of this principal, latest first."""
+        """Returns all questions in a conversation of this principal, latest first."""
         own = None if principal.may("configure") else principal.id
 
         def read(db: Db) -> list[QuestionView]:
@@ -136,7 +136,7 @@ class Approvals:
         return await self._store.read(read)
 
     async def open_for_others(self, principal: Principal, session: str | None) -> list[QuestionView]:
-        """The open questions in a conversation of this principal that wait for someone else's answer."""
+        """Returns the open questions in a conversation of this principal that wait for someone else's answer."""
 
         def read(db: Db) -> list[QuestionView]:
             rows = approvals.open_of(db, session or "", self._clock())
@@ -152,7 +152,7 @@ class Approvals:
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
-        """Record the answer permanently and wake the turn. Repeating the same answer changes nothing."""
+        """Record the answer permanently and wake the turn. Giving the same answer again changes nothing."""
         row, conversation, person = await self._visible(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
@@ -176,7 +176,7 @@ class Approvals:
         return view_question(counted.row, conversation, person)
 
     async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """The question, its conversation, and the name of the person in that conversation."""
+        """Returns the question, its conversation, and the name of the person in that conversation."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
             row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
@@ -197,15 +197,16 @@ class Approvals:
     # -- for event streams --
 
     async def open_events(self, session: str) -> list[QuestionAsked]:
-        """The open questions of the session and of its tasks, oldest first, for readers that arrive after they were
-        asked."""
+        """Returns the open questions of the session and of its tasks, oldest first, for readers that connect after the
+        questions were asked."""
         return await self._store.read(_open_events, session, self._clock())
 
     # -- for the turns --
 
     async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
-        """Ask the question, emit it to the turn's readers, and wait until it is closed. Returns its row, or the reason
-        why nobody can be asked. If the step has already asked, the limits are not checked again."""
+        """Ask the question, send it to the turn's readers, and wait until it is closed. Returns the question's row, or
+        the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
+        again."""
 
         async def find() -> ApprovalRow | None:
             return await self._store.read(approvals.of_step, turn.id, step)
@@ -242,27 +243,28 @@ class Approvals:
             turn.emit(QuestionAnswered(id=row.id, state=row.state))
 
     async def approver(self, taken: TakenTurn, *, contained: bool) -> str:
-        """The value of `may_answer` for an approval: the principal of the turn's session if their role may give it,
-        else the owner."""
+        """Returns the value of `may_answer` for an approval: the principal of the turn's session if their role may give
+        this approval, otherwise the owner."""
         row = await self._store.read(principals.get, taken.session.principal)
         right: Right = "approve" if contained else "approve_outside"
         has_right = row is not None and Principal(id=row.id, name=row.name, role=row.role).may(right)
         return taken.session.principal if has_right else approvals.OWNER
 
     async def delegating_agents(self, taken: TakenTurn) -> tuple[str, ...]:
-        """The agents that delegated the turn's task, nearest first; none if the turn is not a task."""
+        """Returns the agents that delegated the turn's task, nearest first; empty if the turn is not a task."""
         return () if taken.turn.within is None else await self._store.read(_delegating_agents, taken.turn.id)
 
     async def channel(self, taken: TakenTurn) -> str:
-        """The channel of the person for whom this turn runs, even if another agent delegated it as a task."""
+        """Returns the channel of the person for whom this turn runs, even if another agent delegated the turn as a
+        task."""
         return (await self._origin(taken))[0]
 
     async def _origin(self, taken: TakenTurn) -> tuple[str, bool]:
-        """The channel of the outermost turn to which this one belongs, and whether someone there can be asked."""
+        """Returns the channel of the outermost parent turn, and True if a person on that channel can be asked."""
         turn, session = taken.turn, taken.session
         if turn.within is not None:
             outermost = await self._store.read(_outermost, turn.id)
-            if outermost is None:  # it is being stopped
+            if outermost is None:  # the outermost turn is being stopped
                 return DELEGATE, False
             turn, session = outermost
         attended = turn.call.attended
@@ -271,7 +273,7 @@ class Approvals:
         return turn.channel, attended and session.kind != "ephemeral"
 
     async def _unreachable_reason(self, taken: TakenTurn) -> str | None:
-        """The reason why nobody can answer a question of this turn; None if someone can."""
+        """Returns the reason why nobody can answer a question of this turn; None if someone can."""
         channel, attended = await self._origin(taken)
         if not attended:
             return f"nobody can be asked on the channel {channel}"
@@ -308,8 +310,8 @@ def _outermost(db: Db, turn: str) -> tuple[TurnRow, SessionRow] | None:
 
 
 def _delegating_agents(db: Db, turn: str) -> tuple[str, ...]:
-    """The names of the delegating agents. If a delegating turn no longer exists, the name is empty and matches no
-    agent."""
+    """Returns the names of the delegating agents. If a delegating turn no longer exists, its agent's name is empty and
+    matches no agent."""
     rows = [sessions.get(db, row.session) if row is not None else None for row in turns.outer_turns(db, turn)]
     return tuple("" if row is None else row.agent for row in rows)
 
@@ -327,7 +329,7 @@ def _view(db: Db, row: ApprovalRow) -> QuestionView:
 
 
 def _conversation_and_person(db: Db, row: ApprovalRow) -> tuple[str, str]:
-    """The conversation of a question, and the name of the person in it."""
+    """Returns the conversation of a question and the name of the person in that conversation."""
     session = sessions.get(db, row.session)
     person = None if session is None else principals.get(db, session.principal)
     return turns.conversation(db, row.session), "" if person is None else person.name
@@ -352,8 +354,8 @@ def _unknown(id: str) -> NotFound:
 
 
 def _answer(row: ApprovalRow, text: str) -> str:
-    """The answer or, if the question has choices, the choice that it names by text or number. Answers to closed
-    questions are not checked: the caller gets the error that the question is closed."""
+    """Returns the answer or, if the question has choices, the choice that the answer names by text or number. Answers
+    to closed questions are not checked here: the caller gets an error saying that the question is closed."""
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:

@@ -1,8 +1,8 @@
-"""Channels: the ways in which messages reach the gateway, and how unfinished turns of each are recovered.
+"""Channels: the ways in which messages reach the gateway, and how the unfinished turns of each channel are recovered.
 
-The table is closed: messages of an unknown channel are not accepted. A stored turn with an unknown channel, whose
-platform is no longer configured, is reported and not run, since nobody would receive its answer. A new platform needs
-one line here and no change to recovery.
+The list of channels is fixed: messages from an unknown channel are not accepted. If a stored turn has an unknown
+channel because its platform is no longer configured, the turn is reported but not run, since nobody would receive its
+answer. A new platform needs one line here and no change to recovery.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,17 +13,18 @@ from tidegate.store import SessionRow, TurnRow
 from tidegate.values import Frozen
 
 Resume = Literal["go_on", "stop", "report"]
-"""How an interrupted turn is recovered. It continues from its journal, is stopped as if its caller had disconnected, or
-fails with a report to the sender of the message."""
+"""How an interrupted turn is recovered. The turn continues from its journal (`go_on`), is stopped as if its caller had
+disconnected (`stop`), or fails with a report to the sender of the message (`report`)."""
 
 
 class Channel(Frozen, frozen=True):
     name: str
     resume: Resume
     unread: Resume
-    """The same for a one-shot call without a key, whose answer only the caller's connection could have received."""
+    """How to recover a one-shot call without an idempotency key. Only the caller's connection could have received its
+    answer."""
     interactive: bool
-    """True if a person is at the other end, who can answer questions and repeat a message."""
+    """True if a person is at the other end and can answer questions and repeat a message."""
 
     def strategy(self, turn: TurnRow, session: SessionRow) -> Resume:
         if session.kind == "ephemeral" and turn.on_disconnect == "cancel":
@@ -33,7 +34,7 @@ class Channel(Frozen, frozen=True):
 
     @property
     def retry_advice(self) -> str:
-        """Advice to the sender about a turn that was given up, as the end of a sentence."""
+        """Returns advice to the sender about a turn that was given up, worded as the end of a sentence."""
         if self.interactive:
             return "say it again if you still need it"
         return "send the request again, under a new Idempotency-Key if it had one, if its answer is still needed"
@@ -56,6 +57,7 @@ class Channels:
         self.by_name: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in channels})
 
     def of(self, name: str) -> Channel:
-        """The channel of this name. Turns of an unknown channel are reported, and nobody can be asked on it."""
+        """Returns the channel with this name. Turns of an unknown channel are reported, and nobody can be asked a
+        question there."""
         known = self.by_name.get(name)
         return known or Channel(name=name, resume="report", unread="stop", interactive=False)

@@ -1,4 +1,4 @@
-"""Delegation: tasks that one agent gives to another within its turn.
+"""Delegation: tasks that one agent gives to another agent during its turn.
 
 A task is a turn like any other. It is accepted as an ephemeral session under the same principal, limits and budgets.
 After a restart, the step that delegated a task finds it again, so a task is delegated only once, however often the
@@ -44,11 +44,12 @@ from tidegate.values import (
 HEADING = "With the tool `delegate` you can give tasks to these agents:"
 
 LINE_CHARACTERS = 200
-"""Length of a line about a tool call or a failure: short enough to follow two agents at once."""
+"""The number of characters of a line about a tool call or a failure. Lines are short, so that a reader can follow two
+agents concurrently."""
 
 
 class _TaskSlots:
-    """The tasks that one turn may still start."""
+    """The slots that limit how many tasks of one turn run at once."""
 
     __slots__ = ("semaphore", "users")
 
@@ -59,7 +60,7 @@ class _TaskSlots:
 
 class Delegation:
     name = "agents"
-    """The name of its prompt part, which lists the agents."""
+    """The name of the prompt part that lists the agents."""
     needs_tools = True
 
     def __init__(
@@ -69,7 +70,7 @@ class Delegation:
         engine: Callable[[], EmbeddedEngine],
         accept: Callable[[Inbound], Awaitable[Acceptance]],
     ) -> None:
-        """`engine` is a function because the engine is built after its tools. `accept` accepts a message."""
+        """`engine` is a function because the engine is built after the tools. `accept` accepts a message."""
         self._config = config
         self._store = store
         self._get_engine = engine
@@ -78,7 +79,7 @@ class Delegation:
 
     @property
     def is_idle(self) -> bool:
-        """True if no turn has tasks now."""
+        """True if no turn currently has tasks."""
         return not self._slots
 
     @property
@@ -92,7 +93,7 @@ class Delegation:
         return DELEGATE in settings.tools and bool(settings.delegates)
 
     async def part(self, agent: str, principal: str) -> str:
-        """The list of agents for the prompt, frozen when a session starts."""
+        """Returns the list of agents for the prompt. It is frozen when a session starts."""
         agents = self._config.agents
         lines = [
             f"- {name}: {about}" if (about := agents[name].description) else f"- {name}"
@@ -101,7 +102,7 @@ class Delegation:
         return "\n".join([HEADING, *lines]) if lines else ""
 
     async def _allowed_agents(self, agent: str, principal: str) -> list[str]:
-        """The agents that this one may give tasks to for this principal, sorted by name."""
+        """Returns the agents, sorted by name, to which this agent may give tasks on behalf of this principal."""
         named = self._config.agents[agent].delegates if agent in self._config.agents else ()
         known = await self._store.read(principals.get, principal)
         if known is None:
@@ -111,8 +112,9 @@ class Delegation:
     # -- for the tool --
 
     async def work(self, ctx: ToolContext, agent: str, task: str) -> str:
-        """Returns the other agent's answer. Raises ToolFailed if there is none, and Parked if the gateway stops in the
-        meantime; the task and its parent turn then continue in the next process."""
+        """Runs the task and returns the other agent's answer. Raises ToolFailed if there is no answer, and Parked if
+        the gateway stops in the meantime. In the latter case, the task and its parent turn continue in the next
+        process."""
         await self._check(ctx, agent)
         async with self._slot(ctx.turn):
             with self._engine.delegating(ctx.turn):
@@ -132,7 +134,7 @@ class Delegation:
 
     @asynccontextmanager
     async def _slot(self, turn: str) -> AsyncIterator[None]:
-        """Wait for one of the task slots of this turn."""
+        """Wait for one of the task slots of this turn and hold it within the block."""
         slots = self._slots.get(turn)
         if slots is None:
             slots = self._slots[turn] = _TaskSlots(self._config.limits.delegates)
@@ -164,7 +166,7 @@ class Delegation:
             progress.end()
 
     async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
-        """Accept the task, or find it if this step has already delegated it."""
+        """Accept the task. If this step has already delegated the task, find it instead."""
         digest = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
             principal=ctx.principal,
@@ -233,7 +235,7 @@ class TaskProgress:
         self._note("works on the task")
 
     def end(self) -> None:
-        """Close the open questions, unless the task continues in the next process and asks again."""
+        """Close the task's open questions, unless the task continues in the next process and asks them again."""
         if not self._engine.is_stopping:
             for id in self._open_questions:
                 self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
@@ -251,12 +253,13 @@ class TaskProgress:
 
 
 def task_origin(agent: str) -> str:
-    """The note about where a task comes from, for the agent that works on it."""
+    """Returns the note that tells the working agent where its task comes from."""
     return f"This task was given by the agent {agent!r}, which receives your answer; no person reads it directly."
 
 
 def task_result(agent: str, outcome: Outcome) -> str:
-    """The tool result for the model: the agent's name and its answer. Raises ToolFailed if there is no answer."""
+    """Returns the tool result for the model, with the agent's name and its answer. Raises ToolFailed if there is no
+    answer."""
     if outcome.state == "answered":
         if not outcome.text:
             return f"The agent {agent!r} gave an empty answer."

@@ -1,10 +1,12 @@
-"""The model that answers in a session: the user's choice, the agent's own, or a fallback of the agent.
+"""Chooses the model that answers in a session: the user's choice, the agent's own model, or one of the agent's
+fallbacks.
 
-A model chosen with /model has no fallback, since the chain belongs to the agent. A model that fails enters a cooldown
-for all sessions, unless the conversation caused the failure. No model in cooldown is called while another model of the
-chain is available. A session keeps its fallback for a while, even across unloading and restarts, because each change of
-model costs its cached prefix. The fallback is a setting of the session, separate from the user's choice. The user is
-notified once when another model answers, and once when the agent's own model answers again.
+A model chosen with /model has no fallback, since the fallback chain belongs to the agent's own model. A model that
+fails enters a cooldown for all sessions, unless the conversation caused the failure. No model in cooldown is called
+while another model of the chain is available. A session keeps its fallback for a while, even across unloading and
+restarts, because each change of model costs its cached prefix. The fallback is a setting of the session, separate from
+the user's choice. The user is notified once when another model answers, and once when the agent's own model answers
+again.
 """
 
 from collections import Counter
@@ -25,10 +27,10 @@ from tidegate.values import Frozen, Notice
 log = Log(__name__)
 
 KEY = "fallback"
-"""The key of the setting."""
+"""The key of the setting that stores a session's fallback."""
 
 UNHELPED = frozenset({"context", "content"})
-"""Failures caused by the content of the conversation, after which no other model is called."""
+"""The kinds of failure that the content of the conversation causes. After such a failure, no other model is called."""
 
 
 class FallbackState(Frozen, frozen=True):
@@ -46,10 +48,10 @@ class Fallbacks:
         self._models = models
         self._clock = clock
         self.counts: Counter[str] = Counter()  # lint: allow one for each configured model
-        """Number of fallbacks to each model."""
+        """The number of fallbacks to each model."""
 
     def model(self, agent: AgentSettings, session_settings: tuple[SettingRow, ...]) -> Model:
-        """The model that would be called now."""
+        """Returns the model that would be called now."""
         chosen = self._chosen(session_settings)
         if chosen is not None:
             return self._models.get(chosen)
@@ -64,7 +66,8 @@ class Fallbacks:
         return self._models.get(next(available, chain[0]))
 
     def current(self, agent: AgentSettings, session_settings: tuple[SettingRow, ...]) -> FallbackState | None:
-        """The fallback that would answer now; None if the agent's own model or the user's choice would."""
+        """Returns the fallback that would answer now; None if the agent's own model or the user's choice would
+        answer."""
         model = self.model(agent, session_settings).name
         if model == agent.model or self._chosen(session_settings) is not None:
             return None
@@ -77,7 +80,8 @@ class Fallbacks:
         return FallbackState(model=model, instead_of=agent.model, why=why, until=max(until, default=self._clock()))
 
     async def begin(self, turn: Turn, taken: TakenTurn, agent: AgentSettings) -> "AnsweringModel":
-        """The answering model of this turn. The user is notified of a fallback that is new to the session."""
+        """Returns the model that answers in this turn. If this is a fallback that is new to the session, the user is
+        notified."""
         strict = self._chosen(taken.settings) is not None
         answering = AnsweringModel(self, turn, taken, agent, self.model(agent, taken.settings), strict)
         if not strict and answering.model.name != agent.model:
@@ -87,7 +91,7 @@ class Fallbacks:
         return answering
 
     def _chosen(self, session_settings: tuple[SettingRow, ...]) -> str | None:
-        """The user's choice, if that model is still configured."""
+        """The model that the user chose for the session, if it is still configured."""
         for setting in session_settings:
             if setting.key == "model" and setting.value in self._models.names:
                 return str(setting.value)
@@ -99,7 +103,8 @@ class Fallbacks:
         return self._models.cooldowns.begin(model.name, failure)
 
     def next_available(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
-        """The first model of the chain that is not in cooldown and has not failed, not even under another name."""
+        """Returns the first model of the chain that is not in cooldown and is not among the failed models, even under
+        another name."""
         failed_signatures = {model.signature for model in failed}
         for name in (agent.model, *agent.fallback):
             model = self._models.get(name)
@@ -135,7 +140,7 @@ class AnsweringModel:
 
     async def next(self, failed: tuple[Model, ...], failure: ModelFailed) -> Model | None:
         """Returns the next model to call, or None if there is none. `failed` are the models that failed in this step,
-        the last one with `failure`."""
+        and `failure` is the failure of the last one."""
         if failure.kind in UNHELPED:
             return None
         last = failed[-1]
@@ -166,7 +171,8 @@ class AnsweringModel:
             failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(cooling)}.")
 
     async def note(self, model: Model, why: str) -> None:
-        """Record that this model answers from now on. `why` is the kind of failure of the agent's own model."""
+        """Record that this model answers from now on. `why` is the kind of failure that made the agent's own model
+        unavailable."""
         if model.name == self._agent.model:
             return
         is_news = self._state is None or self._state.model != model.name
@@ -188,7 +194,7 @@ class AnsweringModel:
 
 
 def fallback_of(session_settings: tuple[SettingRow, ...]) -> FallbackState | None:
-    """The stored fallback, whether or not it is still in force."""
+    """Returns the stored fallback, whether or not it is still in force."""
     value: Any = next((setting.value for setting in session_settings if setting.key == KEY), None)
     try:
         return None if value is None else msgspec.convert(value, FallbackState)
@@ -207,7 +213,7 @@ _REASONS = {
 
 
 def fallback_reason(state: FallbackState) -> str:
-    """The reason why the agent's own model does not answer, in words."""
+    """Returns the reason, in words, why the agent's own model does not answer."""
     return _REASONS.get(state.why, "fails")
 
 

@@ -1,10 +1,10 @@
-"""Permissions of one turn's tools, and their questions to a person.
+"""The permissions of one turn's tools, and the questions that these tools ask a person.
 
-The policy decides on each individual call. A call that needs approval runs only if its row, read immediately before, is
-approved and has the digest of exactly this call. If the approval is denied, expires or cannot be requested, the tool
-result tells the model why; expiry ends the turn if the agent is configured that way. The approver sees the complete
-action, and an action that is too long to show is refused. A task is subject to the policies of all agents that
-delegated it, and the strictest one applies.
+The policy decides on each individual call. A call that needs approval runs only if its approval row, read immediately
+before, is approved and has the digest of exactly this call. If the approval is denied, expires or cannot be requested,
+the tool result tells the model why. If the agent is configured that way, expiry ends the turn. The approver sees the
+complete action, and an action that is too long to show is refused. A task is also subject to the policies of all agents
+that delegated it; the strictest policy applies.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ ANOTHER = "Not run: the approval of this step was for a different action, and is
 
 
 class Policy(Frozen, frozen=True):
-    """The policy of one agent: which calls its tools may make without approval, and what happens to a turn whose
-    question is not answered."""
+    """The policy of one agent. It decides which tool calls need no approval, and what happens to a turn whose question
+    is not answered."""
 
     mode: Mode
     rules: tuple[PolicyRule, ...]
@@ -41,7 +41,7 @@ _STRICTEST = Policy(mode="strict", rules=(), unanswered="end")
 
 
 def policies(config: Config) -> Mapping[str, Policy]:
-    """The policy of each agent. Raises Misconfigured if a rule is invalid."""
+    """Returns the policy of each agent. Raises Misconfigured if a rule is invalid."""
     return {
         name: Policy(
             mode=agent.approvals, rules=tuple(parse(rule) for rule in agent.rules), unanswered=agent.unanswered
@@ -51,7 +51,7 @@ def policies(config: Config) -> Mapping[str, Policy]:
 
 
 class TurnPermissions:
-    """The permissions of one turn, which owns them."""
+    """The permissions of one turn. Owned by the turn."""
 
     def __init__(
         self, questions: Approvals, policies: Mapping[str, Policy], taken: TakenTurn, workspace: Workspace
@@ -64,7 +64,7 @@ class TurnPermissions:
         self._workspace = workspace
         # lint: allow it ends with the turn; a question → how often its step has asked it
         self._times: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()  # a step → how many of its questions are open
+        self._waiting: Counter[str] = Counter()  # step → the number of its open questions
 
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
         policies = self._in_force or await self._find_policies()
@@ -86,8 +86,8 @@ class TurnPermissions:
         return await self._ask_approval(turn, step, call, verdict.because, contained=action.contained)
 
     async def _find_policies(self) -> tuple[Policy, ...]:
-        """The policy of the agent, and those of the agents that delegated its task. An agent that is no longer
-        configured has the strictest policy."""
+        """Returns the policy of the agent and the policies of the agents that delegated its task. For an agent that is
+        no longer configured, the strictest policy applies."""
         delegating_agents = await self._questions.delegating_agents(self._taken)
         self._in_force = (self._policy, *(self._policies.get(agent, _STRICTEST) for agent in delegating_agents))
         return self._in_force
@@ -117,8 +117,9 @@ class TurnPermissions:
         return None if row.state == "approved" else self._refusal(row)
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
-        """A person's answer to a question of a tool. A call may ask several questions, and the same one more than once;
-        each is stored separately, and a call that is repeated after a crash finds them again."""
+        """Asks a person a tool's question and returns the answer. A call may ask several questions, and may ask one
+        more than once. Each is stored separately, and a call that is repeated after a crash finds its questions
+        again."""
         digest = approvals.action_digest("", msgspec.json.encode([question, list(choices)]).decode())
         name = f"{step}-{digest.hex()[:16]}"
         nth = self._times[name]
@@ -151,8 +152,8 @@ class TurnPermissions:
             await self._questions.withdraw(turn, step)
 
     def _refusal(self, row: ApprovalRow) -> str:
-        """The reason why there is no approval, or no answer. A call that asks a question has started, and may have had
-        effects."""
+        """Returns the reason why there is no approval or no answer. A call that asks a question has already started and
+        may have had effects."""
         consequence = "" if row.kind == "question" else ", so nothing was done"
         if row.state == "denied":
             return f"Not run: the person denied it{f', and said: {row.answer}' if row.answer else '.'}"
@@ -171,9 +172,9 @@ class TurnPermissions:
 
 
 def summary(call: ToolCall) -> str:
-    """The action as it is shown to a person: the tool, then each argument on a new line. Continuation lines of an
-    argument are indented, so they cannot be mistaken for another argument. An action that is too long to show is cut
-    somewhere above `SUMMARY_CHARACTERS`, since preparing all of it could take long."""
+    """Returns the action as it is shown to a person: the tool, followed by each argument on a new line. Continuation
+    lines of an argument are indented, so they cannot be mistaken for another argument. An action that is too long to
+    show is cut somewhere above `SUMMARY_CHARACTERS`, since preparing all of it could take long."""
     most = approvals.SUMMARY_CHARACTERS + 1
     arguments = _arguments(call)
     lines = [call.name]
@@ -191,7 +192,7 @@ def summary(call: ToolCall) -> str:
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments as a tool would read them; none if they are invalid."""
+    """Returns the arguments as a tool would read them; empty if they are invalid."""
     try:
         found = msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):

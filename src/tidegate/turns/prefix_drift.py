@@ -1,8 +1,8 @@
 """Drift: the difference between a session's frozen prompt and tools and its agent's current configuration.
 
-The user is notified once for each change of the configuration, across restarts; the notice names /reload. Drift is
-detected when a resident is built, from data that is read for that anyway, so without drift there is no additional read
-or write.
+The user is notified once for each change of the configuration, even across restarts. The notice mentions the command
+/reload. Drift is detected when a resident is built, from data that must be read for this anyway. Without drift, there
+is therefore no additional read or write.
 """
 
 import hashlib
@@ -13,28 +13,29 @@ from tidegate.tools import Toolset
 from tidegate.values import Frozen, Prefix
 
 KEY = f"{settings.OWN}drift"
-"""The key of the setting that records the last notice and its turn."""
+"""The key of the setting that records the last notice and the turn that sent it."""
 
 
 class PrefixDrift(Frozen, frozen=True):
-    """`text` is for the user; `mark` identifies the configuration."""
+    """A difference to report. `text` is shown to the user, and `mark` identifies the configuration."""
 
     text: str
     mark: str
 
     def is_reported(self, held: tuple[SettingRow, ...], turn: str) -> bool:
-        """True if an earlier turn has reported it. A turn that continues after a crash reports it again."""
+        """True if an earlier turn has reported this drift. A turn that continues after a crash reports it again."""
         notice = last_notice(held)
         return notice is not None and notice[0] == self.mark and notice[1] != turn
 
 
 def last_notice(held: tuple[SettingRow, ...]) -> list[str] | None:
-    """The mark and the turn of the last notice."""
+    """Returns the mark and the turn of the last notice."""
     return next((setting.value for setting in held if setting.key == KEY), None)
 
 
 def drift_of(frozen: Prefix, prompt: str, tools: Toolset) -> PrefixDrift | None:
-    """`prompt` and `tools` are the agent's own, as a new session would get them."""
+    """Compares a frozen prefix with the current configuration. `prompt` and `tools` are the agent's, as a new session
+    would get them."""
     prompt = prompt.strip()
     old = {tool.name: tool for tool in frozen.tools}
     new = {tool.name: tool for tool in tools.definitions}

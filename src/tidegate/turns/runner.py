@@ -1,8 +1,8 @@
-"""Running one turn: the resident of its session, its settings, and the agent loop.
+"""Runs one turn: obtains the resident of its session, resolves its settings, and runs the agent loop.
 
-While the configuration is the same, turns reuse the resident, whose history matches the store. If a turn ends without
-an answer, the resident is dropped and the next turn starts from the store. Settings are resolved here and nowhere else;
-an override never changes the agent's own configuration.
+While the configuration does not change, turns reuse the resident, whose history matches the store. If a turn ends
+without an answer, the resident is dropped and the next turn starts from the store. Settings are resolved here and
+nowhere else; an override never changes the agent's own configuration.
 """
 
 import asyncio
@@ -53,11 +53,12 @@ from tidegate.values import Call, Frozen, Message, Notice, Outcome
 log = Log(__name__)
 
 PREFIXES_KEPT = 256
-"""Encoded prefixes kept for sharing: sessions of one agent have the same one, so few are in use at a time."""
+"""The number of encoded prefixes kept for sharing. Sessions of one agent share a prefix, so few prefixes are in use at
+a time."""
 
 
 PREFIX_BYTES = 16 * 1024 * 1024
-"""Total bytes of these prefixes: callers may send large system messages of their own."""
+"""The limit on the total bytes of these prefixes. It is needed because callers may send large system messages."""
 
 ENCODED_ANEW = (
     "This conversation is encoded again, since the wire format of its model has changed: the provider counts all of it "
@@ -183,7 +184,7 @@ class Runner:
             continues = True
             raise
         except (Parked, asyncio.CancelledError):
-            continues = not turn.is_stopped  # if it continues its files are needed; else recovery removes them
+            continues = not turn.is_stopped  # a turn that continues needs its files
             raise
         finally:
             if session.kind == "ephemeral":
@@ -206,12 +207,13 @@ class Runner:
         return agent
 
     async def spend_guard(self, taken: TakenTurn, model: Model) -> SpendGuard:
-        """The budgets that calls of this model in this turn are charged to."""
+        """Returns the budgets that calls of this model in this turn are charged to."""
         common = self._budgets.common.get(model.name)
         return common or await self._budgets.spend_guard(model, taken.session, taken.turn.job)
 
     def call(self, taken: TakenTurn, agent: AgentSettings) -> Call:
-        """The call's own parameters first, then the session's settings, then the agent's."""
+        """Returns the call with its reasoning setting resolved. The request's own parameter comes first, then the
+        session's setting, then the agent's."""
         call = taken.turn.call
         if call.reasoning is not None:
             return call
@@ -220,7 +222,7 @@ class Runner:
         return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
 
     async def window_usage(self, session: SessionRow, held: tuple[SettingRow, ...]) -> WindowUsage:
-        """The contents of the context window of the model that would answer now."""
+        """Returns the contents of the context window of the model that would answer now."""
         model = self.fallbacks.model(self.agent(session.agent), held)
         record = self.presence.get(session.id)
         resident = record.resident if record is not None else None
@@ -231,8 +233,8 @@ class Runner:
         return window_usage(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
-        """A digest that is equal for equal settings. It covers the model, endpoint, credential, toolsets and prompt,
-        including the extra prompt. Secrets are included only by way of the model's digest. The name is included
+        """Returns a digest that is equal for equal settings. It covers the model, endpoint, credential, toolsets and
+        prompt, including the extra prompt. Secrets are included only by way of the model's digest. The name is included
         because the same model may be configured under two names, with different prices and retries."""
         parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
@@ -256,13 +258,13 @@ class Runner:
                     yield f"session {record.key}", held
 
     def _measure_requests(self) -> Iterator[tuple[str, Holding]]:
-        """Requests in progress."""
+        """Measures the requests in progress."""
         for owner, conversation in self._conversations():
             if size := conversation.request_bytes:
                 yield owner, Holding(1, size)
 
     def _measure_files(self) -> Iterator[tuple[str, Holding]]:
-        """Files of long histories, and the file of unloaded ones."""
+        """Measures the files of long histories and the file of the history cache."""
         if self.histories.has_file:
             yield "process", Holding(1, fds=1)
         for owner, conversation in self._conversations():
@@ -270,8 +272,8 @@ class Runner:
                 yield owner, Holding(1, fds=1)
 
     def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
-        """Prefixes that conversations hold but the cache does not. A shared prefix is attributed to its first
-        conversation."""
+        """Measures the prefixes that conversations hold but the cache does not. A shared prefix is attributed to the
+        first of its conversations."""
         seen = {id(sent_prefix.encoded) for sent_prefix in self.prefixes.values()}
         for owner, conversation in self._conversations():
             prefix = conversation.prefix
@@ -293,13 +295,13 @@ class Runner:
     async def _with_model(
         self, taken: TakenTurn, agent: AgentSettings, failed: Conversation, model: Model
     ) -> Conversation:
-        """The same conversation up to the same point with another model, built from the store."""
+        """Returns the conversation with another model, built from the store up to the same point."""
         conversation = await self._conversation(taken, agent, model, BuildPoint(mid_turn=True))
         await failed.release()  # a long turn may fall back often, and holds only one conversation
         return conversation
 
     async def _reload(self, taken: TakenTurn, agent: AgentSettings, unloaded: Conversation) -> Conversation:
-        """The same conversation up to the same point, after it was unloaded in mid-turn."""
+        """Loads a conversation that was unloaded in mid-turn again, up to the same point."""
         point = BuildPoint(mid_turn=True, era=unloaded.era)
         conversation = await self._conversation(taken, agent, unloaded.model, point)
         conversation.cooldown = unloaded.cooldown
@@ -332,7 +334,7 @@ class Runner:
         point: BuildPoint,
         kept: KeptHistory | None = None,
     ) -> Conversation:
-        """`kept` is the history at the time the conversation was unloaded."""
+        """Builds a conversation. `kept` is the history that was cached when the conversation was unloaded."""
         sent_prefix = await self._sent_prefix(taken, model)
         era = point.era
         if era is None:
@@ -365,7 +367,7 @@ class Runner:
         return conversation
 
     async def _read(self, taken: TakenTurn, point: BuildPoint) -> View:
-        """The messages before this point; none before the first turn."""
+        """Returns a view of the messages before this point. Before the first turn, there are none."""
         is_first = taken.turn.number == 1 and taken.session.parent is None
         if is_first and not point.mid_turn and not point.resumed:
             return View()
@@ -383,8 +385,8 @@ class Runner:
         return await self.prefixes.get_or_make(_prefix_key(session, model), make)
 
     async def _report_drift(self, turn: Turn, taken: TakenTurn, model: Model) -> None:
-        """Notify the user once for each change of the configuration. Called when the conversation has just been built,
-        so its prefix is in the cache."""
+        """Notify the user once for each change of the configuration. This is called when the conversation has just been
+        built, so its prefix is in the cache."""
         session = taken.session
         sent_prefix = self.prefixes.get(_prefix_key(session, model))
         if session.kind == "ephemeral" or sent_prefix is None:
@@ -415,7 +417,8 @@ def _prefix_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str]:
 
 
 def _frozen(session: SessionRow) -> bytes:
-    """The id of the session's frozen prefix. Every session gets one in the transaction that creates it."""
+    """Returns the id of the session's frozen prefix. Every session gets a prefix in the transaction that creates the
+    session."""
     if session.prefix is None:
         raise Conflict("This conversation has no frozen prompt; use /reload to give it one.")
     return session.prefix

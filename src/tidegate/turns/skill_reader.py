@@ -11,7 +11,8 @@ from tidegate.workspaces.files import printable, shown
 
 NO_SKILLS = "There are no skills here."
 LONGEST_NAME = 100
-"""Characters of an unknown name that are compared with the known ones; a name has at most 64."""
+"""The number of characters of an unknown name that are compared with the known names. A name has at most 64
+characters."""
 READ_HERE = "Your commands cannot see its folder: read its files with this tool."
 
 

@@ -1,7 +1,7 @@
 """The environment of the tools of a turn: workspace, spool, web access and permissions.
 
-Nothing is set up for a turn without tool calls. Any other turn is set up once, for its session and under its agent's
-policy. Everything that the tools of a one-shot call create is removed when the call ends.
+Nothing is set up for a turn without tool calls. For any other turn, the environment is set up once, for the turn's
+session and under its agent's policy. Everything that the tools of a one-shot call create is removed when the call ends.
 
 `ToolEnv` owns none of these services; the context of a turn lives as long as the turn.
 """
@@ -50,7 +50,7 @@ class ToolEnv:
         return ToolSetup(context, TurnPermissions(self._questions, self._policies, taken, workspace))
 
     async def remove_files(self, session: str) -> None:
-        """Remove everything that the tools of a one-shot call created. After a crash, the sweeps do this."""
+        """Remove everything that the tools of a one-shot call created. After a crash, the periodic sweeps do this."""
         with anyio.CancelScope(shield=True):
             await self._workspaces.discard(session)
             await self.spool.remove(session)

@@ -34,7 +34,7 @@ NAMES = {
 
 
 class WindowPart(Frozen, frozen=True, omit_defaults=False):
-    """One part; `count` is its number of messages, summaries, tools or media."""
+    """One part of the context window. `count` is the number of messages, summaries, tools or media in it."""
 
     part: str
     name: str
@@ -44,9 +44,9 @@ class WindowPart(Frozen, frozen=True, omit_defaults=False):
 
 class WindowUsage(Frozen, frozen=True, omit_defaults=False):
     """The context window of the model that would answer now, in tokens. A summary is prepared above `soft` and applied
-    above `hard`. `summarised` is the number of messages that summaries replace, and `summaries` the number of those
-    shown. `counted` is true if the sum is based on the provider's count of the last request. `resting` is the reason
-    why no model is asked for a summary until `rests_until`."""
+    above `hard`. `summarised` is the number of messages that have been replaced by summaries, and `summaries` is the
+    number of summaries shown. `counted` is true if the sum is based on the provider's count of the last request.
+    `resting` is the reason why no model is asked for a summary until `rests_until`."""
 
     model: str
     window: int
@@ -64,8 +64,8 @@ class WindowUsage(Frozen, frozen=True, omit_defaults=False):
 def window_usage(
     prefix: Prefix, view: View, model: Model, marks: WindowMarks, held: Conversation | None, resting: SettingRow | None
 ) -> WindowUsage:
-    """`held` is the conversation in memory, if it is with this model. `resting` is the setting that suspends
-    summaries."""
+    """Measures the context window. `held` is the conversation in memory, if it uses this model. `resting` is the
+    setting that suspends summaries."""
     sizes = _sizes(prefix, view)
     total = sum(size for size, _ in sizes.values()) or 1
     counted = held is not None and held.has_token_count
@@ -90,7 +90,7 @@ def window_usage(
 
 
 def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
-    """The bytes and the count of each part, in order."""
+    """Returns the bytes and the count of each part, in order."""
     sizes: dict[str, tuple[int, int]] = dict.fromkeys(NAMES, (0, 0))
     texts = {name: part_of(prefix, name) for name, _ in prefix.parts} or {PROMPT: prefix.prompt}
     for name, text in texts.items():
@@ -105,7 +105,7 @@ def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
 
 
 def _message_sizes(messages: Iterable[Message]) -> Iterable[tuple[str, int]]:
-    """The bytes of each message by the part that they belong to."""
+    """Yields the part to which each message belongs, and the bytes of the message."""
     for message in messages:
         media = sum(map(weigh_media, message.media))
         if media:

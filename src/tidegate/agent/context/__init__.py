@@ -1,4 +1,4 @@
-"""Fitting a long conversation into its model's context window: the view, cut points, and summaries.
+"""Fits a long conversation into its model's context window: the view, cut points, and summaries.
 
 Guarantee: all functions here are pure functions of their input rows, so the same rows produce the same messages before
 and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the model.

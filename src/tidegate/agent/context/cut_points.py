@@ -1,8 +1,8 @@
-"""Cut points: where a long conversation may be cut, and how much of it stays.
+"""Cut points: determines where a long conversation may be cut, and how much of it is kept.
 
 Guarantee: all functions are pure. A cut is made only where every call has its result, so no call is separated from its
-result. The newest messages are kept, and always at least the last unit that cannot be cut. Sizes are estimated bytes of
-text; the marks are in tokens.
+result. The newest messages are kept, and always at least the last unit that cannot be cut. Sizes are given in estimated
+bytes of text, and the marks in tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,11 @@ from tidegate.models import Facts
 from tidegate.values import Frozen, Message
 
 MOST_ANSWER = 2
-"""At most one part in this many of the window is reserved for the answer, whatever the model's output limit."""
+"""The divisor for the largest share of the window that is reserved for the answer, whatever the model's output limit: 2
+means at most half."""
 
 Rows = Sequence[tuple[int, Message]]
-"""Messages with their places."""
+"""Messages with their positions in the transcript."""
 
 Weigh = Callable[[Message], int]
 
@@ -31,7 +32,7 @@ class WindowMarks(Frozen, frozen=True):
     window: int
 
     def within(self, most: int) -> "WindowMarks":
-        """Returns the same marks, scaled down for requests of at most `most` tokens."""
+        """Returns the marks, scaled down for requests of at most `most` tokens."""
         if most >= self.hard:
             return self
         share = most / self.hard
@@ -62,7 +63,7 @@ def window_marks(facts: Facts, settings: ContextSettings) -> WindowMarks:
 
 
 def boundaries(rows: Rows) -> Iterator[int]:
-    """Indexes of rows before which a cut is allowed, ascending; 0 is always one."""
+    """Returns the indexes of the rows before which a cut is allowed, in ascending order. 0 is always included."""
     open_calls: set[str] = set()
     for number, (_, message) in enumerate(rows):
         if message.role == "tool":
@@ -74,13 +75,13 @@ def boundaries(rows: Rows) -> Iterator[int]:
 
 
 def last_unit_start(rows: Rows) -> int:
-    """Index of the first row of the last unit that cannot be cut."""
+    """Returns the index of the first row of the last unit that cannot be cut."""
     return max(boundaries(rows), default=0)
 
 
 def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
-    """Index of the first row to keep. Keeps as many of the newest rows as fit into `keep`, and at least the last
-    unit."""
+    """Returns the index of the first row to keep. As many of the newest rows are kept as fit into `keep`, and at least
+    the last unit."""
     weight = 0
     sizes = [weigh(message) for _, message in rows]
     cuts = list(boundaries(rows))
@@ -96,8 +97,7 @@ def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
 
 
 def chunks(rows: Rows, most: int, weigh: Weigh) -> list[Rows]:
-    """Splits the rows at allowed cut points into chunks of at most `most`. A unit that is larger becomes a chunk by
-    itself."""
+    """Splits the rows at allowed cut points into chunks of at most `most`. A larger unit becomes a chunk by itself."""
     cuts = [*boundaries(rows), len(rows)]
     found: list[Rows] = []
     begin = end = 0

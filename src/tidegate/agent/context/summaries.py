@@ -1,10 +1,10 @@
 """Summaries of old messages: the request to a model, the check of its answer, and an outline made without a model.
 
-Guarantee: all functions are pure. The model receives the messages as data: one JSON list in which every message has its
-place and its role, so no text can pass for another message or for an instruction. Reading an answer yields either a
-text within the allowed length or the reason why it cannot be used. The size of an outline is bounded, whatever the
-messages contain. An outline is labelled as such and gives the places of the messages it quotes, so that their full text
-can be looked up.
+Guarantee: all functions are pure. The model receives the messages as data, in one JSON list that gives the position and
+the role of every message, so no text can be mistaken for another message or for an instruction. Reading an answer
+returns either a text within the allowed length or the reason why the answer cannot be used. The size of an outline is
+bounded, whatever the messages contain. An outline is labelled as such and gives the positions of the messages it
+quotes, so that their full text can be looked up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,13 +36,14 @@ CONDENSED = (
 )
 
 TEXT_CHARACTERS = 4000
-"""The most characters of one text that are sent to the model: more than a summary would ever repeat."""
+"""The most characters of one text that are sent to the model. No summary would repeat more."""
 
 WORDS_PER_TOKEN = 0.7
-"""Average over most languages."""
+"""The average number of words per token in most languages."""
 
 BYTES_PER_TOKEN = 4
-"""Average; the length of an answer is only checked with a generous margin."""
+"""The average number of bytes per token. Precision is not needed, because the length of an answer is checked with a
+generous margin."""
 
 MARGIN = 2
 """A summary may be this many times as long as requested."""
@@ -50,13 +51,14 @@ MARGIN = 2
 LEAST_WORDS = 40
 
 SUMMARY_OVERHEAD = 64
-"""Bytes of a summary besides its text, in a request to condense several."""
+"""Bytes that each summary needs in addition to its text in a request to condense several summaries."""
 
 TOO_LONG, SAVES_TOO_LITTLE = "the summary was too long", "the summary would have saved too little"
-"""Reasons for asking once more, for a shorter summary."""
+"""Reasons for requesting a shorter summary."""
 
 OUTLINE_LINES = (4, 16)
-"""Minimum and maximum number of user messages quoted in an outline. They are spread evenly over its messages."""
+"""Minimum and maximum number of user messages quoted in an outline. The quoted messages are spread evenly over the
+messages that the outline covers."""
 
 OUTLINE_CHARACTERS = 100
 """Characters quoted from each message."""
@@ -80,13 +82,13 @@ def request_for_summaries(rows: Sequence[SummaryRow], tokens: int, *, terse: boo
 
 
 def request_bytes_of(message: Message) -> int:
-    """Bytes of a message in a request, including JSON escapes."""
+    """Returns the number of bytes of a message in a request, including JSON escapes."""
     return len(msgspec.json.encode(_as_data(10**9, message))) + 1
 
 
 def summary_groups(rows: Sequence[SummaryRow], max_bytes: int) -> list[Sequence[SummaryRow]]:
-    """Groups of successive summaries, each to be condensed into one: as many as fit into `max_bytes`, and at least
-    two."""
+    """Divides successive summaries into groups, each of which is to be condensed into one summary. A group has as many
+    summaries as fit into `max_bytes`, and at least two."""
     found: list[list[SummaryRow]] = []
     left = 0
     for row in rows:
@@ -101,7 +103,7 @@ def summary_groups(rows: Sequence[SummaryRow], max_bytes: int) -> list[Sequence[
 
 def read_summary(answer: Message, request: SummaryRequest, *, complete: bool) -> tuple[str, str]:
     """Returns the summary and an empty reason, or an empty text and the reason why the answer cannot be used. With
-    `complete`, an answer that was cut off at the output limit is too long."""
+    `complete`, an answer that was cut off at the output limit is treated as too long."""
     text = answer.text.strip()
     if answer.finish == "content_filter":
         return "", "the model refused to write a summary"
@@ -148,7 +150,7 @@ def _some(text: str) -> str:
 
 
 def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
-    """An outline of messages, of about `size` characters."""
+    """Returns an outline of messages, about `size` characters long."""
     user_texts = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
     tools = sum(message.role == "tool" for _, message in rows)
     head = f"{len(rows)} messages are not shown and were not summarised"
@@ -162,7 +164,7 @@ def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
 
 
 def outline_summaries(rows: Sequence[SummaryRow], size: int) -> str:
-    """An outline of summaries, of about `size` characters."""
+    """Returns an outline of summaries, about `size` characters long."""
     lines = [f"messages {row.first} to {row.last}: {_begin(row.text)}" for row in _spread(rows, size)]
     return f"The beginnings of {len(lines)} of {len(rows)} earlier summaries:\n" + "\n".join(lines)
 
@@ -173,7 +175,7 @@ def _begin(text: str) -> str:
 
 
 def _spread(items: Sequence[T], size: int) -> list[T]:
-    """The last item, and as many before it as `size` allows, evenly spread."""
+    """Returns the last item and as many evenly spread earlier items as `size` allows."""
     least, most = OUTLINE_LINES
     lines = min(max(least, size // OUTLINE_CHARACTERS), most)
     if len(items) <= lines:

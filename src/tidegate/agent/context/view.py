@@ -1,12 +1,13 @@
 """The view of a conversation that the model sees: summaries of old messages, then the messages after them.
 
 Guarantee: a view is a value built from rows, and `messages` is a pure function of it. A summary is a separate message
-from the gateway, and its text is quoted line by line. A summary may repeat words that a participant put into the
-conversation; because of the quoting, such words never appear to come from the gateway.
+from the gateway, and its text is quoted line by line. A summary may repeat words that a participant wrote. Because of
+the quoting, such words never appear to come from the gateway.
 
-Elisions shorten single messages: long results, long texts, pictures and sounds. The beginning and the end of a text
-are kept; between them, a note says how much of which message is left out, so nothing is cut silently and the rest can
-be looked up. A message that is short enough is returned unchanged. Calls keep their ids and remain valid JSON.
+Elisions shorten individual messages: long results, long texts, pictures and audio. The beginning and the end of a text
+are kept; a note between them names the message and says how much is left out. Nothing is therefore cut silently, and
+the rest can be looked up. A message that is short enough is returned unchanged. Calls keep their ids and remain valid
+JSON.
 """
 
 import hashlib
@@ -19,15 +20,16 @@ from tidegate.store import ElisionRow, SummaryRow
 from tidegate.values import Frozen, Message, ToolCall
 
 QUOTE = "> "
-"""Starts each line of a summary."""
+"""The prefix of each line of a summary."""
 
 TAIL_SHARE = 4
-"""The end of the text makes up one part in this many of an excerpt: the beginning usually says more."""
+"""The divisor for the share of an excerpt that is taken from the end of the text. The share of the beginning is larger
+because it usually says more."""
 
 
 class View(Frozen, frozen=True):
-    """`rows` are the messages after the last of the `summaries`, with their places, in order. `inside` means that part
-    of the current turn, whose rows are not included, is itself summarised or elided."""
+    """`rows` are the messages after the last of the `summaries`, in order, with their positions. `inside` is true if
+    part of the current turn, whose rows are not included, is summarised or elided."""
 
     rows: tuple[tuple[int, Message], ...] = ()
     summaries: tuple[SummaryRow, ...] = ()
@@ -36,7 +38,7 @@ class View(Frozen, frozen=True):
 
     @property
     def covered(self) -> int:
-        """The last place covered by a summary."""
+        """The last position covered by a summary."""
         return self.summaries[-1].last if self.summaries else 0
 
     @property
@@ -48,7 +50,7 @@ class View(Frozen, frozen=True):
         return hashlib.blake2b(msgspec.json.encode(named), digest_size=4).hexdigest()
 
     def messages(self) -> list[Message]:
-        """The messages in the order in which a model reads them."""
+        """Returns the messages in the order in which a model reads them."""
         return [*map(summary_message, self.summaries), *in_call_order(self.shown_rows())]
 
     def shown_rows(self) -> list[Message]:
@@ -57,7 +59,7 @@ class View(Frozen, frozen=True):
         return [elide(place, message, self.elisions) for place, message in self.rows]
 
     def with_summaries(self, added: Sequence[SummaryRow]) -> "View":
-        """The view with these summaries applied."""
+        """Returns a view with these summaries applied."""
         rows = {(row.number, row.level, row.first): row for row in (*self.summaries, *added)}.values()
         covers = [row for row in rows if row.level > 0]
         kept = (
@@ -73,7 +75,7 @@ class View(Frozen, frozen=True):
         )
 
     def with_elision(self, elision: ElisionRow) -> "View":
-        """The view with this elision, as the store would return it."""
+        """Returns a view with this elision applied, as the store would return it."""
         others = (row for row in self.elisions if _same_place(row) != _same_place(elision))
         return msgspec.structs.replace(self, elisions=tuple(sorted((*others, elision), key=_same_place)))
 
@@ -83,7 +85,7 @@ def _same_place(row: ElisionRow) -> tuple[int, int, str]:
 
 
 def summary_message(summary: SummaryRow) -> Message:
-    """A summary as a message of a request."""
+    """Returns a summary as a message of a request."""
     who = "A list of" if summary.how == "cut" else "A summary of"
     head = (
         f"Summary {summary.number}. {who} messages {summary.first} to {summary.last} of this conversation, which are "
@@ -95,7 +97,8 @@ def summary_message(summary: SummaryRow) -> Message:
 
 
 def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Message:
-    """The message at this place with the elisions applied. If several apply, the shortest excerpt is used."""
+    """Returns the message at this position with the elisions applied. If several apply, the shortest excerpt is
+    used."""
     here = [row for row in elisions if row.first <= place <= row.last]
     if any(row.kind == "media" for row in here):
         message = _without_media(message)
@@ -112,7 +115,7 @@ def elide(place: int, message: Message, elisions: Sequence[ElisionRow]) -> Messa
 
 
 def excerpt(place: int, text: str, characters: int) -> str:
-    """The beginning and the end of a text, with a note that says how much is left out."""
+    """Returns the beginning and the end of a text, with a note between them that says how much is left out."""
     last = characters // TAIL_SHARE
     first = characters - last
     left_out = f"[… {len(text) - characters:,} characters of message {place} are left out here; they are kept …]"

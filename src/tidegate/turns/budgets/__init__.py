@@ -1,1 +1,1 @@
-"""Budgets: limits on spending, and the amount spent of each."""
+"""Budgets: limits on spending, and how much of each has been spent."""

@@ -1,9 +1,9 @@
-"""A budget, and the spending of one principal, agent, conversation or job against it.
+"""A budget, and how much of it one principal, agent, conversation or job has spent.
 
-A budget is checked before every model call and updated after it, at the cost of an addition. At 80 %, the operator and
-the conversation that reached it are notified, once per window. At the limit, no model is called until the next window
-begins; the refusal names the budget, the time and what to do. Setting the clock back does not reset a budget.
-Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
+A budget is checked before every model call and updated after it. The update costs only an addition. At 80 %, the
+operator and the conversation that reached it are notified, once per window. At the limit, no model is called until the
+next window begins; the refusal names the budget, the time and what to do. Setting the clock back does not reset a
+budget. Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
 """
 
 import time
@@ -48,8 +48,8 @@ log = Log(__name__)
 
 
 class BudgetRule(Frozen, frozen=True):
-    """A configured budget. `setting` is its name; `money` is in billionths of a dollar; `each` is empty for the budget
-    of a turn. A rule without limits only counts."""
+    """A configured budget. `setting` is the name of the setting, `money` is in billionths of a dollar, and `each` is
+    empty for the budget of a turn. A rule without limits only counts spending."""
 
     setting: str
     per: Per
@@ -59,7 +59,7 @@ class BudgetRule(Frozen, frozen=True):
     only: frozenset[str] = frozenset()
 
     def used(self, tokens: int, cost: int) -> float:
-        """The share that is used up. With two limits, this is the larger share."""
+        """The share of the limit that is used up. If there are two limits, this is the larger of the two shares."""
         of_tokens = tokens / self.tokens if self.tokens is not None else 0.0
         of_money = cost / self.money if self.money is not None else 0.0
         return max(of_tokens, of_money)
@@ -82,7 +82,7 @@ class BudgetRule(Frozen, frozen=True):
         return f"{whose}{used:.0%} of that budget; {then}{until}."
 
     def amount(self, tokens: int, cost: int) -> str:
-        """The amount spent and the limit, in the unit of the limit that is closer."""
+        """Returns the amount spent and the limit, in the unit of the limit that is closer to being reached."""
         of_money = self.money is not None and (self.tokens is None or cost / self.money > tokens / self.tokens)
         if of_money and self.money is not None:
             return f"{dollars(cost)} of {dollars(self.money)} {_WHEN[self.each]}"
@@ -116,11 +116,12 @@ class BudgetAccount:
         self._warned = False
 
     def load(self, spent: SpentTotal, opens: float) -> None:
-        """Continue the count of an earlier process. A warning that it has already given is given again."""
+        """Continue the count of an earlier process. A warning that the earlier process has already sent is sent
+        again."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
     def check(self, payer: Payer) -> None:
-        """Raises BudgetSpent if nothing is left."""
+        """Raises BudgetSpent if the budget is used up."""
         rule, now = self.rule, self._clock()
         if now >= self._opens:
             self._begin(now)
@@ -159,8 +160,8 @@ class BudgetAccount:
 
 
 class Allowance:
-    """The spending of one turn, including its tasks and their tasks. Lives as long as the turn; the spending before a
-    restart is in the journal of the turn."""
+    """The spending of one turn, including its tasks and their tasks. It lives as long as the turn; spending before a
+    restart is in the turn's journal."""
 
     __slots__ = ("_rule", "_warned")
 
@@ -196,8 +197,8 @@ def _utc(moment: float) -> str:
 
 
 def window(each: Each, now: float) -> tuple[float, float]:
-    """The start of the window that contains `now`, and the start of the next one: never, for `total`. Windows of one
-    kind follow each other without a gap, and each starts on the hour."""
+    """Returns the start of the window that contains `now` and the start of the next window. For `total`, there is no
+    next window. Windows of one kind follow each other without a gap, and each starts on the hour."""
     if each == "total":
         return 0.0, inf
     if each == "month":

@@ -1,11 +1,11 @@
-"""All budgets of the gateway: the budgets of a turn's calls, and the amount spent of each.
+"""All budgets of the gateway: which of them apply to a turn's calls, and how much of each has been spent.
 
 The gateway has a daily cap unless limits.day_tokens is 0. Spending is loaded from the usage rows when it is first
 needed, so a restart resets nothing; only calls in progress when the process is killed are not recorded. If only budgets
 of the whole gateway are configured, a turn needs no reads or writes for them. The demo model costs nothing and is not
 counted.
 
-The number of accounts in memory is bounded. While a running turn uses an account, there is no second account of the
+The number of accounts in memory is bounded. While a running turn uses an account, no second account is created for the
 same key. If an account were evicted before the last row of its turn is committed, it would be loaded again without that
 row; this would require thousands of other accounts to be used in between.
 """
@@ -29,7 +29,7 @@ ACCOUNTS_KEPT = 4096
 """Principals, agents, conversations and jobs whose spending is held in memory, at some hundred bytes each."""
 
 MOST_SHOWN = 500
-"""Accounts in one answer."""
+"""The most accounts in one response."""
 
 SHARED = ("principal", "agent", "session", "job")
 
@@ -65,7 +65,7 @@ class Budgets:
         self.common: Mapping[str, SpendGuard] = {
             name: plain for name, plain in self._plain.items() if not (plain.budgets and has_own_rules)
         }
-        """The guards that are the same for every turn, by the name of the model."""
+        """The spend guards that are the same for every turn, by model name."""
 
     async def load(self) -> None:
         """Continue the gateway's own counts from an earlier process."""
@@ -82,7 +82,7 @@ class Budgets:
         return self._shared
 
     async def spend_guard(self, model: Model, session: SessionRow, job: str) -> SpendGuard:
-        """The budgets that calls of this model in one turn are charged to."""
+        """Returns the budgets that calls of this model in one turn are charged to."""
         if (common := self.common.get(model.name)) is not None:
             return common
         plain = self._plain[model.name]
@@ -96,14 +96,14 @@ class Budgets:
         return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), meter=plain.meter)
 
     async def _conversation(self, session: SessionRow) -> str:
-        """The session that pays under a budget per conversation. A task is charged to the conversation from which it
-        was delegated."""
+        """Returns the session that is charged under a budget per conversation. A task is charged to the conversation
+        from which it was delegated."""
         if session.kind != "ephemeral" or not any(rule.per == "session" for rule in self._shared):
             return session.id
         return await self._store.read(turns.conversation, session.id)
 
     async def account(self, rule: BudgetRule, key: str) -> BudgetAccount:
-        """The account of a shared rule, loaded from the store if it is not in memory."""
+        """Returns the account for a key of a shared rule, loading it from the store if it is not in memory."""
         place = (rule.setting, key)
         held = self._kept.get(place)
         if held is None and (held := self._live.get(place)) is not None:
@@ -125,8 +125,8 @@ class Budgets:
     async def visible_to(
         self, principal: Principal, session: SessionRow | None = None
     ) -> tuple[list[BudgetView], bool]:
-        """The budgets that this principal may see, and whether there are more. These are their own budgets, those of
-        `session` and, with the right to see all usage, everyone's."""
+        """Returns the budgets that this principal may see, and True if there are more. These are their own budgets,
+        those of `session` and, with the right to see all usage, everyone's."""
         found: list[BudgetView] = []
         everything = principal.may("see_usage")
         if everything:
@@ -187,8 +187,8 @@ def view(account: BudgetAccount) -> BudgetView:
 
 
 def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> str:
-    """The key that is charged under this rule; empty if the rule does not apply to this agent or job. Principals are
-    matched by name when their account is loaded."""
+    """Returns the key that is charged under this rule; empty if the rule does not apply to this agent or job.
+    Principals are matched by name when their account is loaded."""
     if rule.per == "principal":
         return session.principal
     if rule.per == "session":
@@ -198,7 +198,7 @@ def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> 
 
 
 def _spent_by(db: Db, rule: BudgetRule, key: str, since: float) -> tuple[SpentTotal, str]:
-    """The amount spent, and the display name of the key."""
+    """Returns the amount spent and the display name of the key."""
     named = principals.get(db, key) if rule.per == "principal" else None
     return usage.spent_by(db, _shared(rule), key, since), key if named is None else named.name
 

@@ -37,7 +37,7 @@ SUMMARY_COOLDOWN = "summaries"
 """The setting that suspends summaries by a model for a while."""
 
 COMPACTION_REQUESTED = "compact"
-"""The setting by which a user requests a compaction with the next turn."""
+"""The setting with which a user requests a compaction in the next turn."""
 
 REASONING_ERA = "thoughts"
 """The setting that counts how often a provider has refused the reasoning carried by a session's answers."""
@@ -48,22 +48,23 @@ WITHOUT_REASONING = (
 )
 
 REDUCTIONS = ("summary", "excerpts", "cut", "media", "useless")
-"""The ways in which requests are reduced; the last one counts useless summaries."""
+"""The ways in which requests are reduced, for the metrics. The last entry counts useless summaries."""
 
 UNCONDENSED = 2
 """The factor by which summaries may exceed their length limit just after a model has written them, before they can be
 condensed."""
 
 PREPARED_AT_ONCE = 4
-"""The number of summaries that are prepared concurrently. Others wait, or are written when they are needed."""
+"""The number of summaries that are prepared concurrently. Further summaries wait, or are written when they are
+needed."""
 
 REFUSED_SHARE = 0.6
-"""The share to which the messages of a request are cut after a provider has refused it as too long, because the
-estimate was wrong."""
+"""The share to which the messages of a request are reduced after a provider has refused the request as too long. A
+refusal means that the estimate was wrong."""
 
 
 class Compaction:
-    """Shared by all conversations: settings, the summarizer, and counts."""
+    """The parts of compaction that all conversations share: the settings, the summarizer and the counts."""
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class Compaction:
         clock: Callable[[], float],
         on_summarised: Callable[[SessionRow], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_summarised` is called for a session after more of its messages were summarised, because the model may no
-        longer see earlier notices."""
+        """`on_summarised` is called for a session whenever more of its messages have been summarised, because the model
+        may then no longer see earlier notices."""
         self.on_summarised = on_summarised
         self.scope = scope
         self.store = store
@@ -84,7 +85,7 @@ class Compaction:
         self.summarizer = Summarizer(store, models, config, budgets, clock)
         self.clock = clock
         self.counts: Counter[str] = Counter()  # lint: allow one for each way of making a request smaller
-        """Number of reductions, by kind."""
+        """The number of reductions, by kind."""
         self.summary_slots = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._marks: dict[str, WindowMarks] = {}  # lint: allow one for each configured model
 
@@ -95,18 +96,19 @@ class Compaction:
         return found
 
     async def view(self, taken: TakenTurn, *, past: bool = False) -> View:
-        """The model's view of the conversation; with `past`, only the messages before this turn."""
+        """Returns the model's view of the conversation. With `past`, the view contains only the messages before this
+        turn."""
         view: View = await self.store.read(read_view, taken.session.id, taken.turn.id if past else None)
         return view
 
 
 class TurnFitter:
-    """Fits the conversation of one turn into the window of whichever model it uses."""
+    """Fits the conversation of one turn into the context window of the model in use."""
 
     __slots__ = ("_compaction", "_cools", "_taken", "_turn", "_wanted")
 
     _cools: tuple[float, str] | None
-    """The cooldown in the store when the turn was taken; later changes are on the conversation."""
+    """The cooldown that was in the store when the turn was taken. Later changes are recorded on the conversation."""
 
     def __init__(self, compaction: Compaction, turn: Turn, taken: TakenTurn) -> None:
         self._compaction = compaction
@@ -156,8 +158,8 @@ class TurnFitter:
         return conversation.tokens < before
 
     async def _drop_reasoning(self, conversation: Conversation) -> bool:
-        """Continue without the reasoning of earlier answers. This is stored, so the reasoning is refused only once,
-        even across unloading and restarts."""
+        """Continue without the reasoning of earlier answers. This decision is stored, so the provider refuses the
+        reasoning only once, even across unloading and restarts."""
         if not conversation.carries:
             return False
         name, session = conversation.model.name, self._taken.session
@@ -173,7 +175,7 @@ class TurnFitter:
     @property
     def _is_callers(self) -> bool:
         """True if the request consists of exactly the messages of a one-shot call. Such a caller stores the
-        conversation itself, and shortens it after the error that it is too long."""
+        conversation itself and shortens it when it receives the error that the request is too long."""
         one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
         return one_shot and self._turn.steps == 0
 
@@ -190,17 +192,18 @@ class TurnFitter:
     # -- beside the turn --
 
     def _may_prepare(self, conversation: Conversation) -> bool:
-        """True if a summary may be prepared. A one-shot call would end before it is needed."""
+        """True if a summary may be prepared. For a one-shot call none is prepared, since the call would end before it
+        is needed."""
         kept = self._taken.session.kind != "ephemeral"
         return kept and conversation.summary_task is None and not self._suspended_reason(conversation)
 
     def _suspended_reason(self, conversation: Conversation) -> str:
-        """The reason why no model is asked for a summary now; empty if one may be."""
+        """Returns the reason why no model may be asked for a summary now; empty if a model may be asked."""
         until, why = conversation.cooldown or self._cools or (0.0, "")
         return why if self._compaction.clock() < until else ""
 
     async def _prepare(self, conversation: Conversation) -> None:
-        """Write summaries in advance, for when the hard mark is passed."""
+        """Write summaries in advance, to be used when the hard mark is exceeded."""
         try:
             async with self._compaction.summary_slots:
                 work = await self._work(conversation, self._compaction.marks(conversation.model).hard)
@@ -220,7 +223,7 @@ class TurnFitter:
         return RequestSize(conversation, view, self._compaction.settings.least, most, marks)
 
     async def _cool(self, conversation: Conversation, why: str) -> None:
-        """Ask no model for a summary for a while, across turns and restarts."""
+        """Stop asking models for summaries for a while, across turns and restarts."""
         self._compaction.counts["useless"] += 1
         log.warning("a summary was useless", session=self._taken.session.id, why=why)
         now = self._compaction.clock()
@@ -266,8 +269,8 @@ class TurnFitter:
             task.cancel()
 
     async def _summarise(self, conversation: Conversation, work: RequestSize) -> str:
-        """Apply the prepared summaries, or write them now. Returns the reason if there are none, else an empty
-        string."""
+        """Apply the prepared summaries, or write them now. If there are no summaries, returns the reason; otherwise
+        returns an empty string."""
         session, compaction = self._taken.session.id, self._compaction
         rows: list[SummaryRow] = await compaction.store.read(summaries.prepared, session)
         if not work.is_worth(rows):
@@ -366,7 +369,7 @@ class TurnFitter:
 
 
 def read_view(db: Db, session: str, before_turn: str | None) -> View:
-    """The model's view of a session, without the rows of `before_turn`."""
+    """Returns the model's view of a session, without the rows of the turn `before_turn`."""
     shown = tuple(summaries.shown(db, session))
     covered = shown[-1].last if shown else 0
     elisions = tuple(summaries.elisions(db, session, covered))

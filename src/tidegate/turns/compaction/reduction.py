@@ -1,8 +1,8 @@
-"""Reducing a request without a model: its size, the stages, and their order.
+"""Reduces a request without a model: its size, the stages, and their order.
 
 Each stage is first tried on a view in memory, and is stored only if it helps. The last stages leave so little of each
-message that the messages always fit. All sizes within one compaction are measured in the same way. A `RequestSize`
-belongs to one compaction.
+message that the messages always fit. All sizes within one compaction are measured in the same way, by a `RequestSize`
+that belongs to this compaction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,19 +14,20 @@ from tidegate.store import Db, ElisionKind, ElisionRow, SummaryRow, summaries
 from tidegate.turns.compaction.summarizer import SUMMARIES_SHARE, length_of
 
 EXCERPT = 400
-"""Characters of an old result that are kept: enough to see what it was and how it ended."""
+"""The number of characters of an old tool result that are kept: enough to see what it was and how it ended."""
 
 EXCERPTS = (8000, 2000, 500, 200)
-"""Characters that are kept of each message when nothing else helps. The numbers are tried in order."""
+"""The number of characters of each message that are kept when nothing else helps. The numbers are tried in order."""
 
 
 def marks_for(marks: WindowMarks, conversation: Conversation, most: int) -> WindowMarks:
-    """The marks for messages in a request of at most `most` tokens, less the prompt and the tools."""
+    """Returns the marks for the messages in a request of at most `most` tokens. The tokens of the prompt and the tools
+    are subtracted."""
     return marks.within(most).beside(conversation.prefix_tokens)
 
 
 class RequestSize:
-    """The size of the request with the current view and with other views."""
+    """Measures the size of the request with the current view and with other views."""
 
     def __init__(self, conversation: Conversation, view: View, least: float, most: int, marks: WindowMarks) -> None:
         self._fixed = conversation.prefix_bytes
@@ -38,7 +39,7 @@ class RequestSize:
         self.rate = conversation.tokens / self._bytes(view)
 
     def _bytes(self, view: View) -> int:
-        """The size of a view, measured only once, since a view may have thousands of messages."""
+        """Returns the size of a view. It is measured only once, since a view may have thousands of messages."""
         for known, size in self._weighed:
             if known is view:
                 return size
@@ -70,7 +71,7 @@ class RequestSize:
         return self.saves(self.view.with_summaries(rows))
 
     def lists_too_much(self, times: int) -> bool:
-        """True if all summaries together exceed their length limit by this factor and could be merged."""
+        """True if there are several summaries and their total length is more than `times` the limit."""
         size = sum(len(row.text) for row in self.view.summaries)
         return len(self.view.summaries) > 1 and size > times * SUMMARIES_SHARE * self.marks.window / self.rate
 
@@ -82,7 +83,7 @@ class RequestSize:
 
     @property
     def old(self) -> int:
-        """The number of messages that could be summarised."""
+        """The number of old messages that could be summarised."""
         return tail_start(self.view.rows, int(self.marks.keep / self.rate), weigh)
 
 
@@ -96,7 +97,7 @@ class ReductionStage(NamedTuple):
 
 
 def stages(work: RequestSize) -> Iterator[ReductionStage]:
-    """The stages in order, each applied to the result of the one before."""
+    """Yields the stages in order. Each is applied to the result of the previous stage."""
     if work.old:
         yield _elide(work.view, "payload", work.view.rows[work.old - 1][0], EXCERPT)
         yield cut(work, work.old)
@@ -119,7 +120,7 @@ def _elide(view: View, kind: ElisionKind, last: int, characters: int) -> Reducti
 
 
 def cut(work: RequestSize, rows: int) -> ReductionStage:
-    """A stage that replaces the first `rows` messages (or, if `rows` is 0, all summaries) with a list."""
+    """Returns a stage that replaces the first `rows` messages (or, if `rows` is 0, all summaries) with a list."""
     view, size = work.view, int(length_of(work.marks.window) / work.rate)
     if rows:
         first, last, level = view.covered + 1, view.rows[rows - 1][0], 0

@@ -1,9 +1,9 @@
 """Summaries of old messages, written by a model and stored until they are applied.
 
 The result of `write` covers everything between the messages already summarised and the newest ones without a gap, and
-is stored as prepared rows. If that fails, nothing is stored, and `NoSummary` says why. The cost is recorded in either
-case. If a summary is too long, a shorter one is requested, but only once. Nothing is stored about messages that have
-been undone in the meantime. The summarizer is stateless.
+is stored as prepared rows. If no such result can be written, nothing is stored, and `NoSummary` gives the reason. The
+cost is recorded in either case. If a summary is too long, a shorter one is requested, but only once. If messages have
+been undone in the meantime, no summary of them is stored. The summarizer is stateless.
 """
 
 import contextlib
@@ -40,37 +40,38 @@ from tidegate.values import Call, Message, Usage
 log = Log(__name__)
 
 LENGTH_SHARE = 40
-"""A summary may have this fraction of the window (one part in 40), within the bounds below."""
+"""The divisor for the length of a summary: it may take one fortieth of the window, within the bounds below."""
 
 LENGTHS = (150, 1500)
-"""Minimum and maximum tokens of a summary: a shorter one says nothing, a longer one is not read."""
+"""Minimum and maximum number of tokens of a summary. A shorter summary would say too little, and a longer one would not
+be read."""
 
 SUMMARIES_SHARE = 0.1
-"""The share of the window that all summaries of a conversation may take; beyond that they are merged."""
+"""The share of the window that all summaries of a conversation may take together. Beyond that, they are merged."""
 
 GIVEN_SHARE = 0.7
 """The share of a model's window, less its answer, that one summary request may fill."""
 
 MOST_PIECES = 8
-"""The most pieces that one compaction summarises, each with a separate call; older messages are listed without a
+"""The most pieces that one compaction summarises, each with a separate model call. Older messages are listed without a
 model."""
 
 REASONING_TOKENS = 4096
 """Additional tokens for the answer of a model that reasons before it writes."""
 
 MakeRequest = Callable[[int, bool], SummaryRequest]
-"""Makes a request for a summary. The arguments are its length in tokens, and whether it must be shorter than the
-previous one."""
+"""Makes a request for a summary. The arguments are the length of the summary in tokens, and True if it must be shorter
+than the previous one."""
 
 
 def length_of(window: int) -> int:
-    """The length in tokens of a summary for a window of this size."""
+    """Returns the length in tokens of a summary for a window of this size."""
     least, most = LENGTHS
     return min(max(least, window // LENGTH_SHARE), most)
 
 
 class NoSummary(Exception):
-    """There is no summary. The text says why, as the end of a sentence."""
+    """Raised if no summary could be written. The text gives the reason, worded as the end of a sentence."""
 
 
 class Summarizer:
@@ -86,7 +87,7 @@ class Summarizer:
     async def write(
         self, side_call: SideCall, taken: TakenTurn, view: View, model: Model, marks: WindowMarks, rate: float
     ) -> list[SummaryRow]:
-        """Summarise all messages of the view except the newest. `rate` is the number of tokens per byte."""
+        """Summarise all messages of the view except the newest ones. `rate` is the number of tokens per byte."""
         span = view.rows[: tail_start(view.rows, int(marks.keep / rate), weigh)]
         if not span:
             raise NoSummary("all of its messages are recent")
@@ -108,7 +109,7 @@ class Summarizer:
 
 
 async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
-    """Summarise messages, as many in each request as the model accepts."""
+    """Summarise messages. Each request contains as many of them as the model accepts."""
     pieces = chunks(span, writer.capacity, request_bytes_of)
     drafts: list[SummaryRow] = []
     first = covered + 1
@@ -127,8 +128,8 @@ async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]],
 
 
 async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Summarise summaries, as many in each request as the model accepts. If a request fails, the summaries that its
-    result would have replaced are kept."""
+    """Condense summaries. Each request contains as many of them as the model accepts. If a request fails, the summaries
+    that its result would have replaced are kept."""
     drafts: list[SummaryRow] = []
     for group in summary_groups(rows, writer.capacity):
         try:
@@ -145,7 +146,7 @@ async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> li
 
 
 class _SummaryWriter:
-    """The model that writes the summaries of one compaction."""
+    """Writes the summaries of one compaction with a model."""
 
     def __init__(
         self,
@@ -156,20 +157,21 @@ class _SummaryWriter:
         window: int,
         shown_in: int,
     ) -> None:
-        """`window` is the model's own window; the summary is for a window of `shown_in` tokens."""
+        """`window` is the context window of the model that writes the summary. The summary is for a window of
+        `shown_in` tokens."""
         self.model = model
         self._side_call = side_call
         self._spend_guard = spend_guard
         self._settings = settings
         self._tokens = length_of(shown_in)
         self.size = model.token_estimate.size(self._tokens)
-        """Target size of a summary in bytes."""
+        """The target size of a summary in bytes."""
         capacity = model.token_estimate.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
         self.capacity = max(1, capacity - len(INSTRUCTIONS))
-        """Bytes that the model accepts in one request."""
+        """The number of bytes that the model accepts in one request."""
 
     async def write(self, make_request: MakeRequest, size: int) -> tuple[str, SummaryHow]:
-        """A summary of an input of `size` bytes, and how it was made. Raises NoSummary."""
+        """Returns a summary of an input of `size` bytes, and how the summary was made. Raises NoSummary."""
         text, why = await self._ask(make_request(self._tokens, False), size, complete=True)
         if text:
             return text, "model"
@@ -239,5 +241,5 @@ def _keep(
 
 
 def _draft(level: int, first: int, last: int, how: SummaryHow, model: str, text: str) -> SummaryRow:
-    """A summary without a number."""
+    """A summary that has no number yet."""
     return SummaryRow(0, level, first, last, None, "prepared", how, model, 0.0, text)
