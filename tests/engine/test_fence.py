@@ -129,7 +129,7 @@ async def commit_end(attempt: RunningAttempt) -> None:
 async def ask(attempt: RunningAttempt) -> None:
     question = NewApproval(kind="approval", tool="x", digest=b"1", summary=attempt.text)
     await attempt.journal.write(
-        approvals.ask, id="ap_1", session="s_1", turn="t_1", step="tool-0-0", asking=question, now=2.0, expires=None
+        approvals.ask, id="ap_1", session="s_1", turn="t_1", step="tool-0-0", request=question, now=2.0, expires=None
     )
 
 
