@@ -21,7 +21,7 @@ from tidegate.config import load
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.recall import RecallService
 from tidegate.spool import Spool
-from tidegate.store import Db, Store, search
+from tidegate.store import Db, Store, search, session_search
 from tidegate.tools import ToolContext
 
 GOAL = 2.0
@@ -157,7 +157,7 @@ def ways_of(store: Store) -> dict[str, Way]:
         )
 
     async def sessions(query: str, owner: str, session: str) -> Any:
-        return await search.search(store, query, principal=owner, limit=LIMIT)
+        return await session_search.search(store, query, principal=owner, limit=LIMIT)
 
     return {"bare": bare, "person": person, "session": one, "sessions": sessions}
 

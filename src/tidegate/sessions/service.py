@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.config import AgentSettings
 from tidegate.engine import TurnLog
 from tidegate.errors import NotFound
@@ -124,9 +126,9 @@ class Sessions:
         """Returns sessions, newest first. With `everyone`, the owner sees the sessions of all principals."""
         own = None if everyone and principal.may("configure") else principal.id
         if query:
-            rows = await queries.mentioning(self._store, query, own, ended, limit)
-        else:
-            rows = await self._store.read(queries.listing, own, ended, limit, before)
+            found = await queries.mentioning(self._store, query, own, ended, limit)
+            return [msgspec.structs.replace(self._view(row), excerpt=excerpt or None) for row, excerpt in found]
+        rows = await self._store.read(queries.listing, own, ended, limit, before)
         return [self._view(row) for row in rows]
 
     async def transcript(
