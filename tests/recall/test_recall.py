@@ -11,7 +11,7 @@ from tests.store.rows import complete_turn
 from tidegate.errors import ToolFailed
 from tidegate.recall import render
 from tidegate.recall import search as seeking
-from tidegate.store import messages, search, sessions
+from tidegate.store import messages, search_index, sessions
 from tidegate.values import Media, Message, ToolCall
 
 pytestmark = pytest.mark.anyio
