@@ -372,7 +372,7 @@ def _word_hits(
     def show(mention: Mention) -> ShownHit:
         return ShownHit(
             heading=_heading(request, mention.session, mention.place, mention.message, mention.at),
-            excerpt=analyzer.excerpt(search_index.searchable(mention.message), query.shown),
+            excerpt=analyzer.excerpt(search_index.searchable(mention.message), query.shown, exact=True),
             after=f"{'v' if former else 'w'}{mention.entry}",
         )
 

@@ -25,10 +25,6 @@ LANGUAGES = (
 )  # fmt: skip
 """Languages with a stemmer. The first one is no language: words are indexed as they are. Stores contain the positions
 in this list, so new languages are appended."""
-STEM_LETTERS = ("", "i", "y", "e")
-"""The letters that a stemmer may put in place of the end of a word, for prefixes."""
-LEAST_PREFIX = 2
-"""The shortest beginning of a prefix that is tried as a stem."""
 LONGEST_WORD = 64
 """Longer words, such as encoded data, are cut to this length in the index."""
 AROUND = 120
@@ -66,6 +62,14 @@ STOP_WORDS = _words(
     "s t ve don didn doesn isn wasn aren weren hasn haven hadn wouldn couldn shouldn won"
 )
 """English words that are not indexed: they are almost half of all words, and no answer depends on them."""
+SUFFIXES = _words(
+    "able ably al ally ance ant ate ated ating ation ations ative atives bilities bility ed edly ely ence ent er "
+    "ers es ful fully ible ied ier ies iest ily iness ing ings ingly ion ions ism ist ists ities ity ive ively "
+    "ization ize ized izes izing less ly ment ments ness or ors ous ously s y"
+)
+"""English suffixes that a stemmer removes."""
+ENDS = tuple(sorted({suffix[start:] for suffix in SUFFIXES for start in range(len(suffix))} | {""}))
+"""The ends that a beginning of a word may lack. Words are completed with them to find their stems."""
 QUESTION_WORDS = _words(
     "ask asked discuss discussed find kind long many mention mentioned much often say said talk talked tell told "
     "type conversation message messages according"
@@ -146,33 +150,39 @@ class Analyzer:
         return any(word.startswith(prefix) for word in self._stop_words)
 
     def beginnings(self, prefix: str) -> tuple[list[str], list[str]]:
-        """Returns (prefixes, terms): each word that begins with `prefix` has a term that begins with one of the
-        prefixes or is one of the terms. Other words may have one too."""
+        """Returns (prefixes, terms): a word that begins with `prefix` has a term that begins with one of the prefixes
+        or is one of the terms. Other words may have one too. In languages other than English, a word whose stem is
+        shorter than the prefix may be missed."""
         if _UNSPACED.search(prefix):
             parts = list(_parts(prefix))
             return ([parts[0]], []) if len(parts) == 1 else ([], parts[:1])
-        starts = [prefix[:end] for end in range(LEAST_PREFIX, len(prefix))]
-        return [prefix], list(dict.fromkeys(start + letter for start in starts for letter in STEM_LETTERS))
+        stems = self._stem([prefix + end for end in (ENDS if self._stop_words else ("",))])
+        return [prefix], list(dict.fromkeys(stem for stem in stems if not stem.startswith(prefix)))
 
-    def excerpt(self, text: str, words: Iterable[str]) -> str:
+    def excerpt(self, text: str, words: Iterable[str], *, exact: bool = False) -> str:
         """Returns one line with the part of a text that contains most of these words, or else its beginning. A word
-        that ends in * is a prefix."""
-        start = self._densest(text[:EXCERPT_FROM], list(words))
+        that ends in * is a prefix. Unless `exact`, other words with the same stem count too."""
+        start = 0 if len(text) <= 2 * AROUND else self._densest(text[:EXCERPT_FROM], list(words), exact)
         first, last = max(0, start - AROUND), min(len(text), start + 2 * AROUND)
         line = " ".join(text[first:last].split())
         return f"{'…' if first else ''}{line}{'…' if last < len(text) else ''}"
 
-    def _densest(self, text: str, words: list[str]) -> int:
+    def _densest(self, text: str, words: list[str], exact: bool) -> int:
         """The character at which the part with most distinct terms begins."""
-        terms = {term for word in words if word[-1:] != "*" for term in self.terms_of(word) or [word]}
         prefixes = tuple(word[:-1] for word in words if word[-1:] == "*")
+        complete = [word for word in words if word[-1:] != "*"]
+        terms = {term for word in complete for term in ([word] if exact else self.terms_of(word) or [word])}
+        spans = self._spans(text)
         known: dict[str, tuple[str, ...]] = {}
-        found: list[tuple[int, str]] = []
-        for start, _, word in self._spans(text):
-            if word not in known:
-                these = [term for term in (self.terms_of(word) or [word]) if term in terms]
-                known[word] = (*these, *(prefix for prefix in prefixes if word.startswith(prefix)))
-            found += ((start, term) for term in known[word])
+        distinct = list({word for _, _, word in spans})
+        for word, stem in zip(distinct, distinct if exact else self._stem(distinct), strict=True):
+            these = [stem] if stem in terms else [word] if word in terms else []
+            if not word.isascii():
+                these = [term for term in terms if term in word or term == stem]
+            these += (prefix for prefix in prefixes if word.startswith(prefix))
+            if these:
+                known[word] = tuple(these)
+        found = [(start, term) for start, _, word in spans if word in known for term in known[word]]
         best, most, first = 0, 0, 0
         inside: dict[str, int] = {}
         for start, term in found:

@@ -4,7 +4,7 @@ Only sessions of the searching principal are found, or all if there is no princi
 are numbered by principal, so the time does not depend on other people's sessions.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from tidegate.store import dialect
 from tidegate.store.interface import Db
@@ -23,9 +23,9 @@ from tidegate.store.tables.search_index import (
     ENTRY_BITS,
     FORMER_BITS,
     LAST,
+    PLACE_BITS,
     Searchable,
     analyzer,
-    block_of,
     catch_up,
     count_former,
     is_behind,
@@ -36,6 +36,11 @@ from tidegate.values import Frozen
 
 TITLES = 1_000
 """The most sessions with a matching title that are compared by their last activity: those that began last."""
+
+Stage = Literal["words", "prefix", "former"]
+STAGES: tuple[Stage, ...] = ("words", "prefix", "former")
+"""Messages with the words come first, since a prefix is expensive to look up; then those in which the last word is a
+prefix; then those that only the earlier index contains."""
 
 
 class FoundSession(Frozen, frozen=True):
@@ -52,21 +57,53 @@ async def search(
     """Returns sessions that contain every word of the query; the last word may be a prefix. Sessions with the words in
     their title or name come first, the most recently active first. They are followed by sessions with all the words in
     one message, the latest session first."""
-    if await store.read(is_behind, ""):
-        await catch_up(store)
-    titled: list[str] = await store.read(search_titles, query, principal=principal, ended=ended, limit=limit)
-    found = {id: FoundSession(id=id, excerpt="") for id in titled}
-    for former in (False, True):
-        below: int | None = LAST
-        for _ in range(READS):
-            if below is None or len(found) >= limit:
-                break
-            more, below = await store.read(
-                search_mentions, query, principal=principal, ended=ended, below=below, limit=limit, former=former
-            )
-            for each in more:
-                found.setdefault(each.id, each)
+    found: dict[str, FoundSession] = {}
+    at: tuple[int, int] | None = (0, LAST)
+    may_wait = True
+    for _ in range(READS):
+        if at is None or len(found) >= limit:
+            break
+        read = await store.read(_search, query, principal=principal, ended=ended, at=at, limit=limit, may_wait=may_wait)
+        if read is None:
+            may_wait = False
+            await catch_up(store)
+            continue
+        more, at = read
+        for each in more:
+            found.setdefault(each.id, each)
     return list(found.values())[:limit]
+
+
+def _search(
+    db: Db,
+    query: str,
+    *,
+    principal: str | None,
+    ended: bool | None,
+    at: tuple[int, int],
+    limit: int,
+    may_wait: bool,
+) -> tuple[list[FoundSession], tuple[int, int] | None] | None:
+    """Returns the next sessions, and the stage and entry to continue from. Returns None if the index is behind."""
+    if may_wait and is_behind(db, ""):
+        return None
+    stage, below = at
+    found: dict[str, FoundSession] = {}
+    if at == (0, LAST):
+        titled = search_titles(db, query, principal=principal, ended=ended, limit=limit)
+        found |= {id: FoundSession(id=id, excerpt="") for id in titled}
+    while len(found) < limit:
+        more, then = search_mentions(
+            db, query, principal=principal, ended=ended, below=below, limit=limit, stage=STAGES[stage]
+        )
+        for each in more:
+            found.setdefault(each.id, each)
+        if then is not None:
+            return list(found.values()), (stage, then)
+        stage, below = stage + 1, LAST
+        if stage == len(STAGES):
+            break
+    return list(found.values()), None
 
 
 def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | None, limit: int) -> list[str]:
@@ -100,11 +137,12 @@ def search_mentions(
     ended: bool | None,
     below: int,
     limit: int,
-    former: bool = False,
+    stage: Stage = "prefix",
 ) -> tuple[list[FoundSession], int | None]:
     """Returns the next sessions with a message that contains the words, and the entry to continue from."""
     analysis = analyzer(db)
-    wanted = AllWords(query, analysis, last_is_prefix=True)
+    former = stage == "former"
+    wanted = AllWords(query, analysis, last_is_prefix=stage != "words")
     mark = count_former(db) if former else 0
     match = wanted.former if former else wanted.match
     if not match or (former and not mark):
@@ -137,17 +175,24 @@ def search_mentions(
                 if row is not None:
                     text = searchable(decode_message(decompress(*row)))
                     if wanted.is_in(text):
-                        found[session[0]] = FoundSession(id=session[0], excerpt=analysis.excerpt(text, wanted.shown))
+                        found[session[0]] = FoundSession(
+                            id=session[0], excerpt=analysis.excerpt(text, wanted.shown, exact=True)
+                        )
     return list(found.values()), None
 
 
 def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> tuple[str, int] | None:
     """The session of a block and its first position, if it is one of those searched."""
-    known = block_of(db, block)
-    if known is None:
+    row = db.execute(
+        "SELECT session, part, principal, ended FROM index_blocks JOIN sessions ON sessions.id = session"
+        " WHERE number = ?",
+        (block,),
+    ).get
+    if row is None:
         return None
-    whose, over = db.execute("SELECT principal, ended FROM sessions WHERE id = ?", (known[0],)).get
-    return known if principal in (None, whose) and (ended is None or (over is not None) == ended) else None
+    session, part, whose, over = row
+    is_searched = principal in (None, whose) and (ended is None or (over is not None) == ended)
+    return (session, part << PLACE_BITS) if is_searched else None
 
 
 def _row(db: Db, session: tuple[str, int], entry: int, mark: int) -> Any:
