@@ -182,9 +182,7 @@ async def test_any_other_text_is_a_valid_query(past: RecallStore, query: str) ->
     assert (await past.search(query)).endswith("that is all]")
 
 
-@pytest.mark.parametrize(
-    "at", ["x", "w", "wx", "r1", "r1.sp_x", "i", "i0", "w1.2", "r9.sp_gone.0", "w-1", "\n"]
-)
+@pytest.mark.parametrize("at", ["x", "w", "wx", "r1", "r1.sp_x", "i", "i0", "w1.2", "r9.sp_gone.0", "w-1", "\n"])
 async def test_a_place_to_go_on_from_that_no_answer_gave_is_refused(past: RecallStore, at: str) -> None:
     await past.say("s_1", "a heron")
     with pytest.raises(ToolFailed, match="after"):

@@ -36,7 +36,7 @@ from tidegate.config.value_types import (
     ValueType,
 )
 from tidegate.errors import Misconfigured
-from tidegate.values import Frozen
+from tidegate.values import LANGUAGES, Frozen
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -123,6 +123,12 @@ class ModelSettings(Frozen, frozen=True):
         BaseUrl(),
         "Base URL of the API; required unless `api` is demo. With a key, it must use https or be on this machine.",
     ] = ""
+    kind: Annotated[
+        Literal["chat", "embeddings", "transcription", "speech"],
+        OneOf("chat", "embeddings", "transcription", "speech"),
+        "What the model does: chat, vectors for a search, text from speech, or speech from text. Only `api` openai-chat "
+        "has models of other kinds than chat.",
+    ] = "chat"
     model: Annotated[str, Text(), "The provider's name for the model; required unless `api` is demo."] = ""
     key: Annotated[
         str | None, Reference(), "Reference to the API key. Keys are only read from the places named here."
@@ -371,6 +377,12 @@ class ContextSettings(Frozen, frozen=True):
         "Plug-in that searches messages for the toolset `context`; default: full-text search only. See "
         "docs/plugins.md.",
     ] = ""
+    language: Annotated[
+        str,
+        OneOf(*LANGUAGES),
+        "Language whose word forms (boat, boats) a search for earlier messages treats as equal; none: every form is "
+        "different. After a change, all messages are indexed again in the background.",
+    ] = "english"
     summary_seconds: Annotated[float, Duration(1), "Time limit of one summary."] = 120.0
     cooldown: Annotated[float, Duration(0), "Pause after a useless summary before another one is attempted."] = 600.0
 

@@ -26,8 +26,28 @@ from tidegate.sessions.maintenance import MaintenanceTask, maintenance_tasks
 from tidegate.sessions.operations import Operations
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.views import AgentView, SessionView, view
-from tidegate.status_report import AuditStats, BudgetView, ModelStatus, QuestionStats, ResidentStats, SessionsStatus
-from tidegate.store import AuditKind, AuditRow, SessionRow, SettingRow, UsageTotal, audit, settings, turns, usage
+from tidegate.status_report import (
+    AuditStats,
+    BudgetView,
+    ModelStatus,
+    QuestionStats,
+    ResidentStats,
+    SearchStatus,
+    SessionsStatus,
+)
+from tidegate.store import (
+    AuditKind,
+    AuditRow,
+    Db,
+    SessionRow,
+    SettingRow,
+    UsageTotal,
+    audit,
+    search_index,
+    settings,
+    turns,
+    usage,
+)
 from tidegate.turns import REDUCTIONS, WindowUsage
 from tidegate.values import Acceptance, Event, Inbound, Media, Outcome
 
@@ -52,6 +72,7 @@ class Sessions:
         self._budgets = components.budgets
         self._models = components.models
         self._audit_rows = 0
+        self._search = SearchStatus(unindexed=0, former=0)
         self.questions = components.approvals
         self.provenance = components.provenance
         self.memory: Memory | None = components.memory
@@ -262,6 +283,9 @@ class Sessions:
         """Returns the budgets that this principal may see, and True if there are more."""
         return await self._budgets.visible_to(principal, session)
 
+    async def _count_unindexed(self) -> None:
+        self._search = await self._store.read(_search_status)
+
     async def _count_audit_rows(self) -> None:
         self._audit_rows = await self._store.read(audit.count)
 
@@ -298,6 +322,8 @@ class Sessions:
         background. Returns the number of turns that were resumed."""
         await self._budgets.load()
         await self._count_audit_rows()
+        await self._store.write(search_index.set_language, self._components.config.context.language)
+        await self._count_unindexed()
         scope, workspaces = self._components.scope, self._components.workspaces
         await workspaces.start()
         resumed = await recover(self._components)
@@ -329,7 +355,7 @@ class Sessions:
         )
 
     def maintenance_tasks(self) -> list[MaintenanceTask]:
-        return maintenance_tasks(self._components, self._count_audit_rows)
+        return maintenance_tasks(self._components, self._count_audit_rows, self._count_unindexed)
 
     def census(self) -> dict[str, int]:
         """Returns the number of objects held, by kind. All numbers return to their baseline once no session is left."""
@@ -357,8 +383,13 @@ class Sessions:
             workspaces=self._components.workspaces.status(),
             questions=QuestionStats(waiting=self.questions.waiting),
             audit=AuditStats(rows=self._audit_rows),
+            search=self._search,
             context={how: self._runner.compaction.counts[how] for how in REDUCTIONS},
             budgets=self._budgets.views(),
             model_states=self._model_states(),
             models={name: meter.read() for name, meter in self._budgets.meters.items()},
         )
+
+
+def _search_status(db: Db) -> SearchStatus:
+    return SearchStatus(unindexed=search_index.count_unindexed(db), former=search_index.count_former(db))

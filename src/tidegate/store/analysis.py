@@ -15,16 +15,8 @@ from typing import Protocol
 
 import Stemmer  # type: ignore[import-not-found]
 
-from tidegate.values import Frozen
+from tidegate.values import NO_LANGUAGE, Frozen
 
-LANGUAGES = (
-    "", "english", "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "esperanto", "estonian",
-    "finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian",
-    "nepali", "norwegian", "persian", "polish", "portuguese", "romanian", "russian", "serbian", "spanish", "swedish",
-    "tamil", "turkish", "yiddish",
-)  # fmt: skip
-"""Languages with a stemmer. The first one is no language: words are indexed as they are. Stores contain the positions
-in this list, so new languages are appended."""
 LONGEST_WORD = 64
 """Longer words, such as encoded data, are cut to this length in the index."""
 AROUND = 120
@@ -129,13 +121,15 @@ class WordSplitter(Protocol):
 
 
 class Analyzer:
-    """`language` is one of LANGUAGES."""
+    """`language` is one of `values.LANGUAGES`."""
 
     def __init__(self, tokenizer: WordSplitter, language: str) -> None:
         self.words = tokenizer.words
         self._spans = tokenizer.spans
         self._stop_words = STOP_WORDS if language == "english" else frozenset[str]()
-        self._stem: Callable[[list[str]], list[str]] = Stemmer.Stemmer(language).stemWords if language else list
+        self._stem: Callable[[list[str]], list[str]] = (
+            list if language == NO_LANGUAGE else Stemmer.Stemmer(language).stemWords
+        )
 
     def terms(self, text: str) -> list[str]:
         """Returns the distinct terms of a text, in the order of their first words."""

@@ -29,6 +29,7 @@ from tidegate.store.tables.search_index import (
     count_entries,
     count_former,
     ranges,
+    searchable,
 )
 
 T = TypeVar("T")
@@ -90,10 +91,9 @@ def search_ranked(
     """Returns the messages with the ranks from `skip` on, converted by `show`, and whether there are more. The scope is
     that of `search.search_messages`."""
     scored = [*_scores(db, question, principal, session), *_former_scores(db, question, principal, session)]
-    best = heapq.nlargest(CANDIDATES, scored)
+    rows: list[tuple[float, float, int, str, bool, Any]] = []
     blocks: dict[int, tuple[str, int] | None] = {}
-    rows: list[tuple[float, float, int, str, Any]] = []
-    for score, key, former in best:
+    for score, key, former, is_neighbour in heapq.nlargest(CANDIDATES, scored):
         if former:
             row = db.execute(f"{_ROW} WHERE messages.id = ?", (former,)).get
         else:
@@ -107,13 +107,23 @@ def search_ranked(
         of_session, whose, kind, place, at, undone, within, _, _ = row
         shown = place is not None and undone is None and (turn is None or within != turn)
         if shown and whose == principal and (of_session == own or (kind == "named" and session in (None, of_session))):
-            rows.append((round(score * _time_factor(question.periods, at), 6), at, place, of_session, row))
+            score = round(score * _time_factor(question.periods, at), 6)
+            rows.append((score, at, place, of_session, is_neighbour, row))
     rows.sort(key=lambda each: each[:4], reverse=True)
-    found = [
-        show(Mention(0, row[0], row[3], row[4], decode_message(decompress(row[7], row[8]))))
-        for *_, row in rows[skip : min(skip + limit, RANKED)]
-    ]
-    return found, len(rows) > skip + limit and skip + limit < RANKED
+    found: list[T] = []
+    rank = 0
+    for _, at, place, of_session, is_neighbour, row in rows:
+        if rank >= skip + limit:
+            return found, rank < RANKED
+        message = decode_message(decompress(row[7], row[8])) if is_neighbour or rank >= skip else None
+        if is_neighbour and (message is None or not searchable(message)):
+            continue  # a message without text of its own, or one that quotes others
+        rank += 1
+        if message is not None and rank > skip:
+            if rank > RANKED:
+                break
+            found.append(show(Mention(0, of_session, place, at, message)))
+    return found, False
 
 
 _ROW = (
@@ -123,9 +133,9 @@ _ROW = (
 _PLACE = f"{_ROW} WHERE messages.session = ? AND seq = ?"
 
 
-def _scores(db: Db, question: Question, principal: str, session: str | None) -> list[tuple[float, int, int]]:
-    """Returns (score, key, 0) for the messages that contain a term of the question and, if it has several terms, for
-    their neighbours. The key is the entry without its length class."""
+def _scores(db: Db, question: Question, principal: str, session: str | None) -> list[tuple[float, int, int, bool]]:
+    """Returns (score, key, 0, whether it has no term itself) for the messages that contain a term of the question and,
+    if it has several terms, for their neighbours. The key is the entry without its length class."""
     total = max(1, count_entries(db, principal, session))
     scope = ranges(db, principal, session)
     masks: dict[int, int] = {}
@@ -155,7 +165,7 @@ def _scores(db: Db, question: Question, principal: str, session: str | None) -> 
 
 def _with_neighbours(
     masks: dict[int, int], lengths: dict[int, int], weights: list[float]
-) -> list[tuple[float, int, int]]:
+) -> list[tuple[float, int, int, bool]]:
     sums: dict[int, float] = {0: 0.0}
 
     def sum_of(mask: int) -> float:
@@ -164,7 +174,7 @@ def _with_neighbours(
             known = sums[mask] = sum(weight for bit, weight in enumerate(weights) if mask >> bit & 1)
         return known
 
-    found: list[tuple[float, int, int]] = []
+    found: list[tuple[float, int, int, bool]] = []
     keys = set(masks)
     if len(weights) > 1 and len(masks) <= TERM_ENTRIES:
         keys.update(key + 1 for key in masks)
@@ -186,12 +196,14 @@ def _with_neighbours(
             known_scores[case] = score
         if key in lengths:
             score *= LENGTH_WEIGHTS[lengths[key]]
-        found.append((score, key, 0))
+        found.append((score, key, 0, not own))
     return found
 
 
-def _former_scores(db: Db, question: Question, principal: str, session: str | None) -> list[tuple[float, int, int]]:
-    """Returns (score, 0, row id) for messages that only the index of the earlier format contains."""
+def _former_scores(
+    db: Db, question: Question, principal: str, session: str | None
+) -> list[tuple[float, int, int, bool]]:
+    """Returns (score, 0, row id, False) for messages that only the index of the earlier format contains."""
     mark = count_former(db)
     if not mark:
         return []
@@ -204,7 +216,7 @@ def _former_scores(db: Db, question: Question, principal: str, session: str | No
             id = entry & ((1 << FORMER_BITS) - 1)
             if id <= mark:
                 scores[id] = scores.get(id, 0.0) + weight
-    return [(score, 0, id) for id, score in scores.items()]
+    return [(score, 0, id, False) for id, score in scores.items()]
 
 
 def _entries(db: Db, sql: str, match: str, scope: list[tuple[int, int]], bits: int) -> tuple[list[int], bool]:

@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import msgspec
 
 from tidegate.store import dialect
-from tidegate.store.analysis import LANGUAGES, Analyzer
+from tidegate.store.analysis import Analyzer
 from tidegate.store.dialect import JOIN_IN_ORDER
 from tidegate.store.interface import Db
 from tidegate.store.rows import unpack
-from tidegate.values import Message
+from tidegate.values import LANGUAGES, Message
 
 BATCH = 200
 """The most messages per indexing write, so that a turn's write does not wait long behind it."""
