@@ -299,22 +299,11 @@ def _check_agents(
                     f"[{where}] fallback contains {_key(spare)!r}, but there is no [models.{_key(spare)}]"
                     f"{nearest(spare, models)}"
                 )
-        for used in (agent.model, *agent.fallback):
-            if (fault := _other_kind(used, models)) is not None:
-                faults.append(f"[{where}] uses {fault}")
         if agent.model in models:
             continue
         explicit = "model" in tables[name]
         missing = f"does not exist: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
         faults.append(f"{where}.model {'' if explicit else 'is not set, and its default '}{missing}")
-
-
-def _other_kind(name: str, models: Mapping[str, ModelSettings | None]) -> str | None:
-    """The fault of a name whose model is not a chat model."""
-    model = models.get(name)
-    if model is None or model.kind == "chat":
-        return None
-    return f'[models.{_key(name)}], which has kind = "{model.kind}" and cannot chat; name a model with kind = "chat"'
 
 
 def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str]) -> None:
@@ -328,8 +317,6 @@ def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str])
 def _check_context(parts: Mapping[str, Any], models: dict[str, ModelSettings | None], faults: list[str]) -> None:
     """Checks that the models for summaries and notes exist, and that the thresholds are in ascending order."""
     for table in ("context", "memory"):
-        if parts[table] is not None and (fault := _other_kind(parts[table].model, models)) is not None:
-            faults.append(f"[{table}] uses {fault}")
         if parts[table] is not None and (name := parts[table].model) and name not in models:
             faults.append(f"[{table}] model does not exist: there is no [models.{_key(name)}]{nearest(name, models)}")
     context = parts["context"]

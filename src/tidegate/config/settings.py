@@ -123,12 +123,6 @@ class ModelSettings(Frozen, frozen=True):
         BaseUrl(),
         "Base URL of the API; required unless `api` is demo. With a key, it must use https or be on this machine.",
     ] = ""
-    kind: Annotated[
-        Literal["chat", "embeddings", "transcription", "speech"],
-        OneOf("chat", "embeddings", "transcription", "speech"),
-        "What the model does: chat, vectors for a search, text from speech, or speech from text. Only `api` openai-chat "
-        "has models of other kinds than chat.",
-    ] = "chat"
     model: Annotated[str, Text(), "The provider's name for the model; required unless `api` is demo."] = ""
     key: Annotated[
         str | None, Reference(), "Reference to the API key. Keys are only read from the places named here."
