@@ -142,8 +142,9 @@ def index_former(db: Db, batch: int = BATCH) -> int:
         return 0
     done, rows = _read(db, _FORMER, (mark, batch))
     _add(db, rows)
-    db.execute("UPDATE meta SET value = ? WHERE key = 'former'", (done[-1] - 1 if done else 0,))
-    if not done:
+    left = done[-1] - 1 if done else 0
+    db.execute("UPDATE meta SET value = ? WHERE key = 'former'", (left,))
+    if left == 0:
         dialect.drop_former_index(db)
     return max(1, len(done))
 
