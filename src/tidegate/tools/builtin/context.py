@@ -25,17 +25,14 @@ def _recall(ctx: ToolContext) -> Recall:
 async def context_search(
     ctx: ToolContext,
     *,
-    query: Annotated[str, Meta(description="A question or words, best those of the message; or a pattern.")],
-    exact: Annotated[
-        bool,
-        Meta(description='Only messages with all the words, latest first. word* is a prefix, "two words" a phrase.'),
-    ] = False,
-    regex: Annotated[bool, Meta(description="Treat query as a Python regular expression.")] = False,
+    query: Annotated[str, Meta(description="A question or words.")],
+    exact: Annotated[bool, Meta(description='All words; word* is a prefix, "a b" a phrase.')] = False,
+    regex: Annotated[bool, Meta(description="The query is a Python pattern.")] = False,
     everywhere: Annotated[bool, Meta(description="Search the person's other conversations too.")] = False,
     after: Annotated[str, Meta(description="Cursor for the next page, from the last answer.", max_length=2000)] = "",
     limit: Annotated[int, Meta(ge=1, le=50)] = 20,
 ) -> str:
-    """Searches the earlier messages and long results of this conversation, best matches first."""
+    """Searches the earlier messages and long results of this conversation."""
     return await _recall(ctx).search(
         ctx, query, exact=exact, regex=regex, everywhere=everywhere, after=after, limit=limit
     )
