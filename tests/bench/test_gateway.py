@@ -47,7 +47,12 @@ def test_kills_during_the_start_of_a_sandbox_are_counted(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_long_conversation_and_a_search_are_measured(tmp_path: Path) -> None:
     """S35, S32: no request exceeds the window, and between compactions every request starts with the previous one."""
-    assert main(["--scale", "tiny", "--only", "context", "--only", "recall", "--only", "search", "--results", str(tmp_path)]) == 0
+    assert (
+        main(
+            ["--scale", "tiny", "--only", "context", "--only", "recall", "--only", "search", "--results", str(tmp_path)]
+        )
+        == 0
+    )
     (file,) = tmp_path.glob("*.json")
     figures = {one.name: one for one in msgspec.json.decode(file.read_bytes(), type=Report).figures}
     compactions = figures["context_compactions"].value
