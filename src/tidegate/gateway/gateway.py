@@ -121,8 +121,8 @@ class Gateway:
         return self._config.limits.shutdown_seconds
 
     async def build(self) -> bool:
-        """Open every service. If one fails, close those that are open and raise. Returns False if a stop is requested
-        meanwhile."""
+        """Opens every service. If one fails, closes those that are open and raises. Returns False if a stop is
+        requested meanwhile."""
         for name, stage in self.stages:
             try:
                 await stage()
@@ -148,7 +148,7 @@ class Gateway:
         return True
 
     def ask_to_stop(self, *, hurry: bool = True) -> None:
-        """Request an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
+        """Requests an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
         if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
@@ -157,8 +157,8 @@ class Gateway:
         await self._asked.wait()
 
     async def close(self) -> None:
-        """Accept no more work, let turns finish or park them, then close every service in reverse order, all within one
-        budget."""
+        """Accepts no more work, lets turns finish or parks them, then closes every service in reverse order, all within
+        one budget."""
         self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self.sessions.census()["turns_running"]
@@ -224,7 +224,7 @@ class Gateway:
         await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
     def _release_lock(self) -> None:
-        """Release the lock, unless the database could not be closed in time. The kernel then releases it when the
+        """Releases the lock, unless the database could not be closed in time. The kernel then releases it when the
         process ends."""
         if not self._database_connections():
             self._lock.release()
@@ -379,7 +379,7 @@ class Gateway:
         return MaintenanceTask(name="core", interval=CHECK_SECONDS, run=check)
 
     async def _check_files(self) -> None:
-        """Check that the database file is still there. If another program has written to it, run a full check at
+        """Checks that the database file is still there. If another program has written to it, runs a full check at
         once."""
         await self.store.write(maintenance.check_path)
         if self.store.touched:
@@ -417,5 +417,5 @@ class Gateway:
 
 
 async def _trim() -> None:
-    """Trim free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
+    """Trims free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
     await to_thread.run_sync(trim)

@@ -16,7 +16,7 @@ from tidegate.tools import Tool, Toolset
 
 
 def invalid(config: Config) -> Iterator[str]:
-    """Yield an error for each rule that cannot be parsed."""
+    """Yields an error for each rule that cannot be parsed."""
     for name, agent in config.agents.items():
         for line in agent.rules:
             try:
@@ -26,7 +26,7 @@ def invalid(config: Config) -> Iterator[str]:
 
 
 def pointless(name: str, agent: AgentSettings, tools: Toolset) -> Iterator[str]:
-    """Yield a warning for each of the agent's rules that can never match. All of these rules must be valid."""
+    """Yields a warning for each of the agent's rules that can never match. All of these rules must be valid."""
     for line in agent.rules:
         if (why := _why_never_matches(parse(line), tools)) is not None:
             yield f"{FILE_NAME}: [agents.{name}] rules: the rule {line!r} never matches: {why}"
