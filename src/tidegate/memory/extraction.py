@@ -211,7 +211,7 @@ def bounded(found: Iterable[str]) -> tuple[list[str], int]:
 
 
 def _input_bytes(model: Model) -> int:
-    """The most bytes that are sent to the model."""
+    """Returns the most bytes that are sent to the model."""
     return min(INPUT_BYTES, model.token_estimate.size(int(WINDOW_SHARE * model.facts.window)))
 
 
