@@ -57,7 +57,7 @@ class ReportedUsage:
         self._fields: Any = _decode(raw)
 
     def update(self, other: "ReportedUsage") -> None:
-        """Apply the counts of a later report. Counts that are missing from it stay unchanged."""
+        """Applies the counts of a later report. Counts that are missing from it stay unchanged."""
         if isinstance(self._fields, dict) and isinstance(other._fields, dict):
             self._fields.update({name: value for name, value in other._fields.items() if value is not None})
         else:
@@ -80,7 +80,7 @@ class ReportedUsage:
 
 
 def _decode(raw: bytes) -> Any:
-    """Decode with msgspec, or with `json`, which accepts numbers that are out of msgspec's range."""
+    """Decodes with msgspec, or with `json`, which accepts numbers that are out of msgspec's range."""
     if len(raw) > USAGE_BYTES:
         return ""
     try:
@@ -154,7 +154,7 @@ class TokenEstimate:
         return int(tokens / self._tokens_per_byte)
 
     def learn(self, size: int, tokens: int) -> None:
-        """Learn from a request of `size` bytes that the provider counted as `tokens`."""
+        """Learns from a request of `size` bytes that the provider counted as `tokens`."""
         if self.is_plausible(size, tokens):
             self._counts += 1
             self._tokens_per_byte += max(WEIGHT, 1 / self._counts) * (tokens / size - self._tokens_per_byte)
