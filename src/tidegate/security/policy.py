@@ -96,7 +96,7 @@ class PolicyRule(Frozen, frozen=True):
 
 
 def parse(text: str) -> PolicyRule:
-    """Parse a rule. If it is invalid, raises Misconfigured with the reason."""
+    """Parses a rule. If it is invalid, raises Misconfigured with the reason."""
     decision, subject, rest = (*text.split(None, 2), "", "", "")[:3]
     if decision not in _DECISIONS:
         raise _wrong(text, f"must begin with one of {', '.join(_DECISIONS)}")

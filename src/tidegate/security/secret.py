@@ -30,7 +30,7 @@ class Secret:
         return self._text
 
     def digest(self) -> bytes:
-        """A digest that distinguishes secrets without revealing them."""
+        """Returns a digest that distinguishes secrets without revealing them."""
         return digest(self._text)
 
     def __repr__(self) -> str:
