@@ -44,7 +44,7 @@ class MaintenanceTask(Frozen, frozen=True):
 
 
 async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATCHES) -> int:
-    """Run `batch` until it returns less than `full`. Returns the sum of its results."""
+    """Runs `batch` until it returns less than `full`. Returns the sum of its results."""
     total = 0
     for _ in range(most):
         done = await batch()
