@@ -38,8 +38,8 @@ within the resolution of the clock would go unnoticed."""
 
 
 def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
-    """The folders of an agent's skills, in order of preference. A skill that a session can write never replaces one of
-    the user's own skills."""
+    """Returns the folders of an agent's skills, in order of preference. A skill that a session can write never replaces
+    one of the user's own skills."""
     found = [
         SkillFolder(folder=config.home / "skills"),
         *(SkillFolder(folder=config.path(text)) for text in config.skills.folders),
