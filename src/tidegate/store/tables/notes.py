@@ -78,13 +78,13 @@ def size_of(text: str) -> int:
 
 
 def format_note(id: int, source: Origin, by: str, text: str) -> str:
-    """The note with its number and origin on one line: `12 (anna wrote): likes tea`. The part before the colon is
-    written by the gateway, and the name is also reduced to one line."""
+    """Returns the note with its number and origin on one line: `12 (anna wrote): likes tea`. The part before the colon
+    is written by the gateway, and the name is also reduced to one line."""
     return f"{id} ({_SOURCES[source].format(' '.join(by.split()))}): {text}"
 
 
 def change_text(id: int, source: Origin, by: str, text: str, *, new: bool) -> str:
-    """The text about a new or changed note for running conversations."""
+    """Returns the text about a new or changed note for running conversations."""
     return f"{'New' if new else 'Changed'} note {format_note(id, source, by, text)}"
 
 
@@ -96,7 +96,7 @@ def removal_text(id: int) -> str:
 
 
 def listing(db: Db, about: About, whose: str) -> list[NoteRow]:
-    """Notes by importance: those that people wrote themselves first, then the newest."""
+    """Returns notes by importance: those that people wrote themselves first, then the newest."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM notes WHERE about = ? AND whose = ? {_ORDER}", (about, whose))
     return [NoteRow(*row) for row in rows]
 
@@ -113,7 +113,7 @@ def version(numbered: Iterable[tuple[int, str]]) -> str:
 
 
 def latest(db: Db) -> int:
-    """The number of the newest change ever made."""
+    """Returns the number of the newest change ever made."""
     return int(db.execute("SELECT coalesce(max(id), 0) FROM note_changes").get)
 
 

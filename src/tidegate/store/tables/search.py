@@ -89,7 +89,7 @@ class Mention(Row, frozen=True):
 
 
 def count_unindexed(db: Db) -> int:
-    """The approximate number of rows that wait to be indexed."""
+    """Returns the approximate number of rows that wait to be indexed."""
     mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - mark)
 
@@ -199,7 +199,7 @@ def _number(db: Db, session: str) -> int:
 
 
 def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
-    """The ranges of session numbers of a principal, or of one session, as (first, end), the latest first. If
+    """Returns the ranges of session numbers of a principal, or of one session, as (first, end), the latest first. If
     `principal` is None, one range contains the sessions of all principals."""
     if session is not None:
         number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
@@ -213,7 +213,7 @@ def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tu
 
 
 def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tuple[int, str]]:
-    """A principal's sessions with lower numbers than `number`, the latest first."""
+    """Returns a principal's sessions with lower numbers than `number`, the latest first."""
     found: list[tuple[int, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(
@@ -226,7 +226,7 @@ def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tupl
 
 
 def session_of(db: Db, principal: str, number: int) -> str | None:
-    """The session with this number, if it belongs to this principal."""
+    """Returns the session with this number, if it belongs to this principal."""
     found: str | None = db.execute(
         "SELECT session FROM indexed_sessions JOIN sessions ON sessions.id = session"
         " WHERE number = ? AND principal = ?",
@@ -330,7 +330,7 @@ MENTIONS_QUERY = (
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
-    """The message with this row id, unless it was undone, has no position, or belongs to the given turn."""
+    """Returns the message with this row id, unless it was undone, has no position, or belongs to the given turn."""
     others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
         f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"
