@@ -70,7 +70,7 @@ class ToolRegistry:
 
 
 def _builtin_names() -> frozenset[str]:
-    """The names of the modules in `builtin/`, found by their files without importing them."""
+    """Returns the names of the modules in `builtin/`, found by their files without importing them."""
     names = {module.name for module in iter_modules(builtin.__path__)}
     return frozenset(names - {"process"})  # a part of the toolset `terminal`
 
