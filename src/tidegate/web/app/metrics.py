@@ -45,7 +45,7 @@ class Metrics:
             collect = staticmethod(self.read)
 
             def describe(self) -> "Iterator[Metric]":
-                """Describe nothing. Prometheus would otherwise collect the metrics to describe them, before the
+                """Describes nothing. Prometheus would otherwise collect the metrics to describe them, before the
                 packages are open."""
                 return iter(())
 

@@ -125,7 +125,7 @@ class HttpConnection(HttpToolsProtocol):
         self._lost(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Handle the end of the peer's sending side. The connection stays open while a complete request waits for its
+        """Handles the end of the peer's sending side. The connection stays open while a complete request waits for its
         response."""
         cycle = self.cycle
         if self.is_idle or self._buffered.unread or self.scheme == "https":
@@ -203,7 +203,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """Refuse requests that the parser accepts but RFC 9112 forbids."""
+        """Refuses requests that the parser accepts but RFC 9112 forbids."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
@@ -297,7 +297,7 @@ class Http10Response:
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Rename the Upgrade header of a request, since no other protocol is offered here. Otherwise the parser would
+    """Renames the Upgrade header of a request, since no other protocol is offered here. Otherwise the parser would
     switch protocols and read no body. Clients that offer h2c with an ordinary POST are common."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

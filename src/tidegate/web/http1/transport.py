@@ -73,7 +73,7 @@ class BufferedTransport(asyncio.Transport):
         LingeringClose(receiver, self._transport, self._loop).start()
 
     def send_ahead(self, data: bytes) -> None:
-        """Send the first bytes of the next write immediately."""
+        """Sends the first bytes of the next write immediately."""
         self.flush()
         self._transport.write(data)
         self._sent_ahead = data
@@ -92,7 +92,7 @@ def _always_closing() -> bool:
 
 
 def _discard(data: Any) -> None:
-    """Discard data that is written after the connection was closed."""
+    """Discards data that is written after the connection was closed."""
 
 
 class LingeringClose(asyncio.Protocol):
@@ -146,7 +146,7 @@ class HalfCloseWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, *, response_started: bool, chunked: bool) -> None:
-        """Start the watch. If `chunked` is true, the head is already written and chunks follow."""
+        """Starts the watch. If `chunked` is true, the head is already written and chunks follow."""
         if not response_started:
             self._transport.send_ahead(HEAD_START)
         elif chunked:
