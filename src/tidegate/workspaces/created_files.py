@@ -52,7 +52,7 @@ class CreatedFiles:
         self._started += 1
 
     def check(self, root: Path, *, running: bool, completely: bool = False) -> FoundFiles:
-        """Look for new files below `root`. `running` is true if a command runs when this is called. With `completely`,
+        """Looks for new files below `root`. `running` is true if a command runs when this is called. With `completely`,
         the folders are listed even if they were listed shortly before."""
         with self._lock:
             started = self._started

@@ -66,7 +66,7 @@ class Provenance:
         return Reader(folders=tuple(sorted(f"{folder}/" for folder in folders)), trusted=known.trusted)
 
     async def steady(self, principal: str, make: Callable[[Reader], Awaitable[T]]) -> T:
-        """Build something from files for a reader. If a writer was added in the meantime, build it again."""
+        """Builds something from files for a reader. If a writer was added in the meantime, builds it again."""
         reader = await self.reader(principal)
         while True:
             result = await make(reader)
@@ -75,7 +75,7 @@ class Provenance:
             reader = now
 
     async def admit(self, session: str, folder: Path) -> None:
-        """Record the session's principal before the session can write in a project folder."""
+        """Records the session's principal before the session can write in a project folder."""
         writer = await self._store.read(workspaces.project_writer, session)
         if writer is None:
             return
@@ -86,11 +86,11 @@ class Provenance:
         await self._change(workspaces.add_project_writer, real, writer, files)
 
     async def trust(self, files: Mapping[str, bytes]) -> None:
-        """Record that the owner accepts the files with these contents."""
+        """Records that the owner accepts the files with these contents."""
         await self._change(workspaces.trust_files, files)
 
     async def files(self) -> Mapping[str, bytes]:
-        """The digests of the files in folders that anybody other than the owner could write in."""
+        """Returns the digests of the files in folders that anybody other than the owner could write in."""
         found: dict[str, bytes] = {}
         for folder in sorted({folder for folder, _ in (await self.known()).writers}):
             found |= await to_thread.run_sync(self._survey, Path(folder))

@@ -133,7 +133,7 @@ class BubblewrapBackend:
         return INNER
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """The session's files. They are on this machine and can be used without opening the sandbox."""
+        """Returns the session's files. They are on this machine and can be used without opening the sandbox."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
@@ -255,7 +255,8 @@ class BubblewrapBackend:
             return sandbox
 
     def _environment(self, mark: str = "") -> dict[str, str]:
-        """The environment of `bwrap` itself. It identifies the processes of `bwrap` while they set up the sandbox."""
+        """Returns the environment of `bwrap` itself. It identifies the processes of `bwrap` while they set up the
+        sandbox."""
         return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
 
     def _isolation(self) -> list[str]:
@@ -267,7 +268,7 @@ class BubblewrapBackend:
 
 @contextlib.asynccontextmanager
 async def _or_closed(sandbox: BubblewrapSandbox) -> AsyncIterator[None]:
-    """Close the sandbox if the block fails."""
+    """Closes the sandbox if the block fails."""
     try:
         yield
     except BaseException:
@@ -288,7 +289,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """If the block fails, kill the child and any orphans that it left while setting up the sandbox."""
+    """If the block fails, kills the child and any orphans that it left while setting up the sandbox."""
     try:
         async with killed_on_error(child):
             yield
@@ -299,7 +300,7 @@ async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
 
 
 async def _standing(child: ChildProcess) -> None:
-    """Wait until the sandbox is up."""
+    """Waits until the sandbox is up."""
     try:
         async with asyncio.timeout(OPEN_SECONDS):
             if not await child.read():
@@ -322,7 +323,7 @@ def _programs() -> SandboxPrograms:
 
 
 def _files(spec: SandboxSpec) -> dict[str, str]:
-    """The contents of the files that exist only in a sandbox, by path."""
+    """Returns the contents of the files that exist only in a sandbox, by path."""
     files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
     if spec.network:
         files["/etc/resolv.conf"] = sandbox_network.RESOLV_CONF
@@ -330,8 +331,8 @@ def _files(spec: SandboxSpec) -> dict[str, str]:
 
 
 def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:
-    """The `bwrap` arguments that mount the read-only system. Symbolic links in the root (merged /usr) stay links. Each
-    tmpfs gets at most `memory`."""
+    """Returns the `bwrap` arguments that mount the read-only system. Symbolic links in the root (merged /usr) stay
+    links. Each tmpfs gets at most `memory`."""
     options: list[str] = []
     for name in SYSTEM:
         place = Path("/", name)
