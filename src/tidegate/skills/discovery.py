@@ -26,7 +26,7 @@ IN_PROJECT = (".agents/skills", ".claude/skills")
 included, since many projects use this name for something else."""
 
 MOST = 500
-"""The most skills of one agent: nobody reads a longer list."""
+"""The maximum number of skills of one agent: nobody reads a longer list."""
 
 KNOWN_FILES, KNOWN_SKILLS = 4096, 2048
 KNOWN_BYTES = 4 * 1024 * 1024
