@@ -40,7 +40,7 @@ def month_key(column: str) -> str:
 
 
 def byte_length(column: str) -> str:
-    """Returns an expression for the length of a text in bytes of UTF-8."""
+    """Returns an expression for the length of a string in bytes of UTF-8."""
     return f"length(CAST({column} AS BLOB))"
 
 
@@ -76,7 +76,7 @@ def match_words(words: Sequence[str]) -> str:
 
 
 def tokenizer(db: Db) -> Callable[[str], list[str]]:
-    """Returns a function that splits a text as the index does. The resulting words are never query syntax, and compare
+    """Returns a function that splits text as the index does. The resulting words are never query syntax, and compare
     equal to those in the index."""
     split = cast(apsw.Connection, db).fts5_tokenizer("unicode61", ["remove_diacritics", "2"])
     only_words = {"include_offsets": False, "include_colocated": False}

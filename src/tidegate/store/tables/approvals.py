@@ -30,7 +30,7 @@ CHOICES = 20
 CHOICE_CHARACTERS = 200
 """Limits of a question's choices, which must fit on buttons."""
 EXPIRED_AT_ONCE = 500
-"""The most approvals that one write closes, so that no turn has to wait long for this write."""
+"""The maximum number of approvals that one write closes, so that no turn has to wait long for this write."""
 
 _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"

@@ -32,8 +32,8 @@ ENDED_FIRST = "This message was not answered: the conversation ended first."
 _RESULTS_READ = 20
 """The number of tool results that one statement reads at the end of a transcript. One step usually has fewer."""
 NOTICES_KEPT = 20
-"""The most notices of one session. A few lines are enough to report what happened since its last turn, and with this
-limit a session that nobody uses cannot fill the store."""
+"""The maximum number of notices of one session. A few lines are enough to report what happened since its last turn, and
+with this limit a session that nobody uses cannot fill the store."""
 NOTICE_CHARACTERS = 2000
 """The longest notice. It says what happened and where to look, not every detail."""
 PAGE_BYTES = 2 * 1024 * 1024
@@ -383,7 +383,7 @@ def add_notice(db: Db, session: str, text: str, now: float) -> None:
 
 
 def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
-    """Adds a text of several lines, split into several notices if it is too long for one."""
+    """Adds several lines of text, split into several notices if it is too long for one."""
     text = ""
     for line in lines:
         if text and len(text) + len(line) >= NOTICE_CHARACTERS:

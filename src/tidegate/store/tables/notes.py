@@ -20,13 +20,14 @@ NOTE_BYTES = 1000
 """The longest note: a sentence or two. Longer texts are documents and belong in files."""
 
 NOTES_KEPT = 500
-"""The most notes of one person or agent. Curated notes are few, and every write reads all of them."""
+"""The maximum number of notes of one person or agent. Curated notes are few, and every write reads all of them."""
 
 CHANGES_KEPT = 200
-"""The most recorded changes of one person's or agent's notes: many times the number reported to one conversation."""
+"""The maximum number of recorded changes of one person's or agent's notes: many times the number reported to one
+conversation."""
 
 CHANGES_TOLD = 20
-"""The most changes mentioned in one message. If there are more, the message refers to the notes."""
+"""The maximum number of changes mentioned in one message. If there are more, the message refers to the notes."""
 
 CHANGES_SECONDS = 30 * 86400.0
 """Seconds for which a change is kept for conversations that have not been notified yet. A conversation that was idle
@@ -61,7 +62,7 @@ def clean(text: str) -> str:
     error if the result is empty or too long."""
     line = " ".join("".join(" " if ord(sign) < 32 or 127 <= ord(sign) < 160 else sign for sign in text).split())
     if not line:
-        raise Refused("A note needs a text.", code="empty_note", param="text")
+        raise Refused("A note must not be empty.", code="empty_note", param="text")
     encode(line)  # refuses what has no UTF-8 form
     if size_of(line) > NOTE_BYTES:
         raise TooLarge(
@@ -107,7 +108,7 @@ def get(db: Db, id: int) -> NoteRow | None:
 
 
 def version(numbered: Iterable[tuple[int, str]]) -> str:
-    """Computes the version of these notes from their numbers and texts. Equal notes have equal versions. A rewrite
+    """Computes the version of these notes from their numbers and text. Equal notes have equal versions. A rewrite
     specifies the version on which it is based."""
     return hashlib.sha256(encode(sorted(numbered))).hexdigest()[:16]
 

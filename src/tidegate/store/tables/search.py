@@ -25,31 +25,32 @@ from tidegate.values import Message, Role
 T = TypeVar("T")
 
 BATCH = 200
-"""The most messages per indexing write, so that a turn's write does not wait long behind it."""
+"""The maximum number of messages per indexing write, so that a turn's write does not wait long behind it."""
 BATCH_CHARACTERS = 200_000
-"""The most characters per indexing write, not counting its last message. Indexing them takes some ten milliseconds."""
+"""The maximum number of characters per indexing write, not counting its last message. Indexing them takes about ten
+milliseconds."""
 CATCH_UP = 100
-"""The most batches that a search indexes before it returns results, which takes a quarter of a second."""
+"""The maximum number of batches that a search indexes before it returns results, which takes a quarter of a second."""
 WORDS = 16
-"""The most words of a query that are used."""
+"""The maximum number of words of a query that are used."""
 INDEXED_CHARACTERS = 200_000
 """The number of characters of a long message that are searchable. The rest is usually a dump or a web page, and is
 still in the transcript."""
 TITLES = 2_000
-"""The number of sessions whose titles one read checks in some milliseconds. Titles have no index, since they change and
-are short."""
+"""The number of sessions whose titles one read checks in a few milliseconds. Titles have no index, since they change
+and are short."""
 HITS = 10_000
-"""The number of matching messages that one read checks in some ten milliseconds."""
+"""The number of matching messages that one read checks in about ten milliseconds."""
 HITS_AT_ONCE = 1_000
 """The number of rows per statement. The contents of this many messages may be in memory at a time."""
 READS = 100
-"""The most reads of titles and of messages per search, so that no query can keep the readers busy. They cover the
-latest two hundred thousand titles and the latest million matching messages."""
+"""The maximum number of reads of titles and of messages per search, so that no query can keep the readers busy. They
+cover the latest two hundred thousand titles and the latest million matching messages."""
 SKIPPED = 200
 """The number of further matches in an already found session that one read skips. The next read continues after that
 session."""
 MENTION_BYTES = 4 * 1024 * 1024
-"""Bytes of messages that one read of mentions decompresses in some ten milliseconds, not counting the last message."""
+"""Bytes of messages that one read of mentions decompresses in about ten milliseconds, not counting the last message."""
 MESSAGE_BITS = 32
 """The number of low bits in an entry's number that hold the message. The higher bits hold the session. That is enough
 for four billion messages and a billion sessions."""
@@ -238,8 +239,8 @@ def session_of(db: Db, principal: str, number: int) -> str | None:
 def results_below(
     db: Db, principal: str, own: str, number: int, span: int, limit: int
 ) -> tuple[list[tuple[int, SpooledRow]], int | None]:
-    """Returns spooled texts from the principal's sessions whose number is below `number`: latest session first, and
-    newest text first within each. At most `span` session numbers are searched. The second value is the number to
+    """Returns spooled text results from the principal's sessions whose number is below `number`: latest session first,
+    and newest result first within each. At most `span` session numbers are searched. The second value is the number to
     continue from, or None at the end. The only one-shot conversation searched is `own`."""
     found: list[tuple[int, SpooledRow]] = []
     for first, end in ranges(db, principal):

@@ -58,7 +58,7 @@ _OF: dict[str, str] = {
 """SQL conditions on the hourly rows. A row without an agent records only a principal's spending."""
 
 FOLDED_AT_ONCE = 2000
-"""The number of calls that one write folds into hours in some milliseconds."""
+"""The number of calls that one write folds into hours in a few milliseconds."""
 
 
 def add(
