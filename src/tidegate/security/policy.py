@@ -103,7 +103,7 @@ def parse(text: str) -> PolicyRule:
     kind, _, effect = subject.partition(":")
     is_effect = kind == "effect"
     if is_effect and effect not in _EFFECTS:
-        raise _wrong(text, f"names an unknown effect; there are {', '.join(_EFFECTS)}")
+        raise _wrong(text, f"names an unknown effect; the effects are {', '.join(_EFFECTS)}")
     if not is_effect and not _TOOL.fullmatch(subject):
         raise _wrong(text, f"needs a subject after {decision!r}: a tool, a pattern of tools, effect:NAME or *")
     channel, arguments = _conditions(text, rest.strip())

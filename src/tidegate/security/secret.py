@@ -19,7 +19,7 @@ FILE_BYTES = 64 * 1024
 
 
 class Secret:
-    """A secret text. Only `reveal()` returns it, and it should be called only where the text is used."""
+    """A secret string. Only `reveal()` returns it, and it should be called only where the text is used."""
 
     __slots__ = ("_text",)
 

@@ -164,7 +164,7 @@ class Intake:
             raise Refused(f"There is no channel {inbound.channel!r}.", code="unknown_channel")
         if inbound.agent not in self._config.agents:
             known = ", ".join(sorted(self._config.agents))
-            raise NotFound(f"There is no agent {inbound.agent!r}; there are: {known}.", code="model_not_found")
+            raise NotFound(f"There is no agent {inbound.agent!r}; choose one of: {known}.", code="model_not_found")
         limits = self._config.limits
         if len(inbound.messages) > limits.call_messages:
             raise TooLarge(

@@ -35,11 +35,11 @@ PREPARE_SECONDS = 30.0
 timer can try again."""
 
 BATCH = 100
-"""The number of sessions that expiry ends in one write. Such a write takes some milliseconds, and turns run between the
-writes."""
+"""The number of sessions that expiry ends in one write. Such a write takes a few milliseconds, and turns run between
+the writes."""
 
 BATCHES = 200
-"""The most batches in one run of the timer: enough even after months without a run."""
+"""The maximum number of batches in one run of the timer: enough even after months without a run."""
 
 HOOKS_AT_ONCE = 8
 """The number of hooks that one run prepares concurrently. A hung hook then delays few others, and a start does not run
@@ -135,7 +135,7 @@ class SessionEndings:
         return not owed
 
     async def finish(self, session: str | None = None) -> int:
-        """Runs pending end hooks: of one session when it has ended, or of all sessions at the start and on the timer.
+        """Runs pending end hooks: of one session when it has ended, or of all sessions at startup and on the timer.
         Returns the number of hooks that took effect. Slow hooks that apply to the session are skipped."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:

@@ -22,7 +22,7 @@ MODEL = "model"
 """The key of the setting that /model changes."""
 
 LONGEST_TITLE = 200
-"""The most characters of a title. Titles are shown on one line of a list."""
+"""The maximum number of characters of a title. Titles are shown on one line of a list."""
 
 
 class Operations:

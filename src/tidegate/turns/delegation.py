@@ -129,7 +129,7 @@ class Delegation:
             )
         names = await self._allowed_agents(ctx.agent, ctx.principal)
         if agent not in names:
-            known = f"there are: {', '.join(names)}" if names else "there is none"
+            known = f"choose one of: {', '.join(names)}" if names else "there is none"
             raise ToolFailed(f"There is no agent {agent!r} that you may give tasks to; {known}.")
 
     @asynccontextmanager

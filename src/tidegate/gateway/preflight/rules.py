@@ -40,7 +40,7 @@ def _why_never_matches(rule: PolicyRule, tools: Toolset) -> str | None:
     taken = {name for tool in about for name in _arguments(tool)}
     for name, _ in rule.arguments:
         if about and name not in taken:
-            return f"no tool that it applies to takes {name!r}; there are {', '.join(sorted(taken)) or 'no arguments'}"
+            return f"no tool that it applies to takes {name!r}; they take {', '.join(sorted(taken)) or 'no arguments'}"
     if rule.channel:
         from tidegate.turns import CHANNELS, DELEGATE  # a large package, and few rules name a channel
 
@@ -48,7 +48,7 @@ def _why_never_matches(rule: PolicyRule, tools: Toolset) -> str | None:
             channel.name for channel in CHANNELS if channel.name != DELEGATE
         ]  # a delegated task has the channel of its parent
         if rule.channel not in known:
-            return f"there is no channel {rule.channel!r}; there are {', '.join(known)}"
+            return f"there is no channel {rule.channel!r}; the channels are {', '.join(known)}"
     return None
 
 

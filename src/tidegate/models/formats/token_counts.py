@@ -136,7 +136,7 @@ class TokenEstimate:
     """The tokens per byte of one configured model, learnt from the provider's counts.
 
     An estimate is wrong only to the extent that the text differs from earlier requests. The mean of tokens per byte is
-    unbiased for mixed texts; a mean of bytes per token would overestimate the space that is left.
+    unbiased for mixed text; a mean of bytes per token would overestimate the space that is left.
     """
 
     __slots__ = ("_counts", "_tokens_per_byte")
@@ -146,11 +146,11 @@ class TokenEstimate:
         self._counts = 1  # the initial assumption counts as one
 
     def tokens(self, size: int) -> int:
-        """Returns the estimated number of tokens in a text of `size` bytes, rounded up."""
+        """Returns the estimated number of tokens in `size` bytes of text, rounded up."""
         return math.ceil(size * self._tokens_per_byte)
 
     def size(self, tokens: int) -> int:
-        """Returns the estimated size in bytes of a text of `tokens` tokens."""
+        """Returns the estimated size in bytes of `tokens` tokens of text."""
         return int(tokens / self._tokens_per_byte)
 
     def learn(self, size: int, tokens: int) -> None:

@@ -26,10 +26,10 @@ from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule,
 from tidegate.values import BILLION
 
 ACCOUNTS_KEPT = 4096
-"""Principals, agents, conversations and jobs whose spending is held in memory, at some hundred bytes each."""
+"""Principals, agents, conversations and jobs whose spending is held in memory, at a few hundred bytes each."""
 
 MOST_SHOWN = 500
-"""The most accounts in one response."""
+"""The maximum number of accounts in one response."""
 
 SHARED = ("principal", "agent", "session", "job")
 

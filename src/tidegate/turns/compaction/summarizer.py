@@ -53,8 +53,8 @@ GIVEN_SHARE = 0.7
 """The share of a model's window, less its answer, that one summary request may fill."""
 
 MOST_PIECES = 8
-"""The most pieces that one compaction summarises, each with a separate model call. Older messages are listed without a
-model."""
+"""The maximum number of pieces that one compaction summarises, each with a separate model call. Older messages are
+listed without a model."""
 
 REASONING_TOKENS = 4096
 """Additional tokens for the answer of a model that reasons before it writes."""

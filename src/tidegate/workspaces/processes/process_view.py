@@ -88,7 +88,8 @@ class ProcessViewer:
         if found is None:
             rows = await self._store.read(processes.of_session, self._session, principal=None, limit=LISTED_NAMES)
             known = ", ".join(sorted({row.name for row in rows}))
-            raise ToolFailed(f"There is no process named {name[:64]!r}; {f'there are: {known}' if known else 'none'}.")
+            hint = f"the processes are: {known}" if known else "there are none"
+            raise ToolFailed(f"There is no process named {name[:64]!r}; {hint}.")
         return found
 
     async def running(self, name: str) -> RunningProcess:
