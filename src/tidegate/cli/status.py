@@ -125,10 +125,10 @@ def _model_state(state: ModelStatus) -> str:
     """Describe the state of a model's keys and its failures. Empty if there is nothing to report."""
     parts = []
     if state.keys > 1:
-        parts.append(f"{state.keys} keys, {state.keys_resting} resting")
+        parts.append(f"{state.keys} keys, {state.keys_resting} in cooldown")
     if state.rests_until is not None:
         until = time.strftime("%H:%M:%S", time.localtime(state.rests_until))
-        parts.append(f"resting until {until} ({state.rests_because})")
+        parts.append(f"in cooldown until {until} ({state.rests_because})")
     if state.failures:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(state.failures.items()))
         parts.append(f"failed requests: {kinds}")

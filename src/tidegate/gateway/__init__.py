@@ -1,4 +1,4 @@
-"""The gateway process: builds every service in order, runs them, closes them in reverse order.
+"""The gateway process: builds every service in order, runs them, and closes them in reverse order.
 
 The tools with which the command line talks to a running gateway are light and imported here. The gateway itself is
 imported only when it is run.

@@ -1,7 +1,7 @@
 """CPU affinity: the gateway's threads run on one core at a time.
 
-If this core is crowded and another one is free, another core is chosen. `unpin` allows all cores again and is also
-called at exit.
+If this core is busy and another one is free, another core is chosen. `unpin` allows all cores again and is also called
+at exit.
 
 Python threads run one at a time anyway, and a turn passes from the event loop to the store's writer thread and back
 twice. Waking a thread on another core takes longer than the work that it does there: on one core a turn takes about a
@@ -44,8 +44,8 @@ class CpuAffinity:
         self._pinned = False
 
     def check(self) -> None:
-        """Pins the threads to the core that the scheduler chose, or unpins them if that core is crowded and another one
-        is free. Nothing changes if the system does not provide the figures or does not allow pinning."""
+        """Pins the threads to the core that the scheduler chose, or unpins them if that core is busy and another one is
+        free. Nothing changes if the system does not provide the figures or does not allow pinning."""
         try:
             self._check()
         except OSError as error:

@@ -45,7 +45,7 @@ from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # on top of the old gateway's own budget, for it to close everything but turns
 _CLOSE_SHARE = 0.25  # of the budget, reserved for closing services when turns have used the rest
-_TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes some milliseconds
+_TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes a few milliseconds
 _PARKING_SECONDS = 1.0  # for turns to reach their next step when their time is over
 _THREADS = 16  # worker threads for files and folders: more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing the services that were opened before a start failed

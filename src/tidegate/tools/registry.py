@@ -16,8 +16,8 @@ from tidegate.tools.tool import Tool
 from tidegate.tools.toolset import Toolset
 
 MOST_RESOLVED = 8
-"""The most composed toolsets that are cached. Agents use few different combinations of toolsets, and composing one is
-cheap."""
+"""The maximum number of composed toolsets that are cached. Agents use few different combinations of toolsets, and
+composing one is cheap."""
 
 
 OUTPUT_TOOLSET = "output"

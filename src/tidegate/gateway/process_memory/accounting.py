@@ -3,7 +3,7 @@
 Every figure except the base is read from the kernel, the allocators or the ledger when it is requested. The private
 memory (RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocators' free memory, and of
 `unexplained`, the rest. The rest is negative if the ledger reports more memory than the process has. `explained` is the
-share that is accounted for; both missing and excess bytes lower it. A reading takes some milliseconds.
+share that is accounted for; both missing and excess bytes lower it. A reading takes a few milliseconds.
 """
 
 import threading

@@ -103,7 +103,7 @@ def missing() -> str:
 def programs(nsenter: str) -> Programs:
     """Finds the programs. Raises ToolFailed if one is missing."""
     if why := missing():
-        raise ToolFailed(f"Commands cannot be given a network: {why}")
+        raise ToolFailed(f"Commands cannot be given network access: {why}")
     return Programs(nsenter, *(str(find_program(program)) for program in PACKAGES))
 
 
@@ -180,10 +180,12 @@ async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None
                 output = (await child.read_state()).decode(errors="replace").split("\n")
                 reason = "; ".join(line.strip() for line in output if line.strip())[:OUTPUT_CHARACTERS]
                 raise ToolFailed(
-                    f"Commands cannot be given a network: {name}: {reason or 'no reason given'}."
+                    f"Commands cannot be given network access: {name}: {reason or 'no reason given'}."
                 ) from None
     except TimeoutError:
-        raise ToolFailed(f"Commands cannot be given a network: {name} took longer than {START_SECONDS:g} s.") from None
+        raise ToolFailed(
+            f"Commands cannot be given network access: {name} took longer than {START_SECONDS:g} s."
+        ) from None
 
 
 def rules(allowed: Sequence[Network] = ()) -> str:
