@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tidegate.web.app.http_response import ErrorAnswer, ErrorBody, request_id
-from tidegate.web.http1.transport import BufferedTransport, HalfCloseWatch
+from tidegate.web.http1.transport import LINGER_SECONDS, BufferedTransport, HalfCloseWatch
 
 HEADER_BYTES = 64 * 1024
 """The maximum size of the request line and headers together, in bytes. Only a browser's cookies for localhost can make
@@ -57,6 +57,8 @@ class HttpTimes(NamedTuple):
     """If a client reads nothing for this long, it is treated as disconnected."""
     idle: float = 1.0
     """A connection is not closed in favour of another if it was opened or used within this time."""
+    linger: float = LINGER_SECONDS
+    """A connection whose response was sent before its request had arrived is closed after this time."""
 
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
@@ -109,7 +111,7 @@ class HttpConnection(HttpToolsProtocol):
         # asyncio sets this only on sockets whose protocol number is IPPROTO_TCP. Without it, the second small piece of
         # a stream waits for the acknowledgement of the first, which clients delay by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffered = BufferedTransport(transport, self.loop)
+        self._buffered = BufferedTransport(transport, self.loop, linger=self._times.linger)
         super().connection_made(self._buffered)
         seconds = EXTRA_HEAD_SECONDS if self.extra else self._times.head
         self._head_timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
