@@ -115,10 +115,11 @@ class BubblewrapBackend:
     name = "bubblewrap"
     sandboxed = True
 
-    def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
+    def __init__(self, spawner: Spawner, groups: Cgroups | None = None, *, open_seconds: float = OPEN_SECONDS) -> None:
         """Without `groups`, the limits that they would enforce are polled."""
         self._spawner = spawner
         self._groups = groups
+        self._open_seconds = open_seconds
         self._nesting: tuple[str, ...] = _NO_NESTING
 
     @property
@@ -171,7 +172,7 @@ class BubblewrapBackend:
         except OSError as error:
             return f"bwrap cannot be started here ({error.strerror})."
         try:
-            async with asyncio.timeout(OPEN_SECONDS):
+            async with asyncio.timeout(self._open_seconds):
                 code = await child.wait()
                 output = (await child.read_state()).decode(errors="replace").strip()
         except TimeoutError:
@@ -244,7 +245,7 @@ class BubblewrapBackend:
             child = await self._spawner.spawn(arguments, environment, passing=passing, within=seccomp.confined)
             async with _or_swept(child, mark):
                 child.close_input()
-                await _standing(child)
+                await _standing(child, self._open_seconds)
                 first = int(msgspec.json.decode(os.pread(info, _INFO_BYTES, 0))["child-pid"])
                 kill_when_closed(theirs, child)
                 sandbox = BubblewrapSandbox(self._spawner, programs, spec, child, first, lifeline, group, guarded)
@@ -299,15 +300,15 @@ async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
         raise
 
 
-async def _standing(child: ChildProcess) -> None:
+async def _standing(child: ChildProcess, seconds: float) -> None:
     """Waits until the sandbox is up."""
     try:
-        async with asyncio.timeout(OPEN_SECONDS):
+        async with asyncio.timeout(seconds):
             if not await child.read():
                 output = (await child.read_state()).decode(errors="replace").strip()
                 raise ToolFailed(f"The sandbox cannot be started: {output or 'bwrap gave no reason'}.")
     except TimeoutError:
-        raise ToolFailed(f"The sandbox did not start within {OPEN_SECONDS:g} s.") from None
+        raise ToolFailed(f"The sandbox did not start within {seconds:g} s.") from None
     child.close_output()  # there is no further output, and this saves a descriptor per session
 
 
