@@ -75,8 +75,10 @@ class Gateway:
         say: Callable[[str], None],
         fault: Callable[[str], None] | None = None,
         descriptors: Descriptors | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.home = home
+        self._clock = clock
         self._descriptors = descriptors or Descriptors()
         self.address = ""
         self._port = port
@@ -327,7 +329,7 @@ class Gateway:
             self._log.info("turns resumed", count=resumed)
 
     async def _open_web(self) -> None:
-        self._health = Health(self.store)
+        self._health = Health(self.store, clock=self._clock)
         registry = commands.build(self.sessions)
         app = create_app(
             service=self.sessions,
