@@ -105,7 +105,7 @@ def _health(health: Readiness) -> str:
 
 
 def commands(workspaces: WorkspacesStatus) -> str:
-    """Describe where the agents' commands run and how their limits are enforced."""
+    """Describes where the agents' commands run and how their limits are enforced."""
     if workspaces.problem:
         return workspaces.problem
     text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined with the first command'}"
@@ -113,7 +113,7 @@ def commands(workspaces: WorkspacesStatus) -> str:
 
 
 def _compactions(counts: dict[str, int]) -> str:
-    """Describe how often conversations were reduced to fit the window, by method."""
+    """Describes how often conversations were reduced to fit the window, by method."""
     words = {
         "summary": "reduced by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "by omitting media",
         "useless": "useless summaries",
@@ -122,7 +122,7 @@ def _compactions(counts: dict[str, int]) -> str:
 
 
 def _model_state(state: ModelStatus) -> str:
-    """Describe the state of a model's keys and its failures. Empty if there is nothing to report."""
+    """Describes the state of a model's keys and its failures. Empty if there is nothing to report."""
     parts = []
     if state.keys > 1:
         parts.append(f"{state.keys} keys, {state.keys_resting} in cooldown")
