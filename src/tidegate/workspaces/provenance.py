@@ -75,7 +75,7 @@ class Provenance:
             reader = now
 
     async def admit(self, session: str, folder: Path) -> None:
-        """Records the session's principal before the session can write in a project folder."""
+        """Records the session's principal before the session can write to a project folder."""
         writer = await self._store.read(workspaces.project_writer, session)
         if writer is None:
             return

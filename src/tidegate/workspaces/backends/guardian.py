@@ -5,10 +5,10 @@
 It exits when no process of the command is left, whatever the command did. Processes that leave their group, session or
 environment stay below the guardian, because it is a subreaper: the kernel makes every orphan its child. It ends these
 processes when the command has ended, when the guardian is signalled (SIGTERM passes SIGTERM to everything below it,
-SIGUSR1 kills it), and when its owner is gone. At its end it reports the command's exit code and the number of processes
-left behind. It runs between the gateway and the command and knows no secrets.
+SIGUSR1 kills it), and when its owner is gone. Before it exits, it reports the command's exit code and the number of
+processes left behind. It runs between the gateway and the command and knows no secrets.
 
-It receives its task through the descriptor, preceded by the length, and reports through the same descriptor. When the
+It receives its task through the descriptor, preceded by its length, and reports through the same descriptor. When the
 other end is closed, its owner is gone. On another machine (`guard_remote`) it uses its standard streams instead of that
 descriptor, and a keeper represents the gateway: if the keeper is gone, the owner counts as gone.
 
