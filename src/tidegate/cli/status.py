@@ -154,7 +154,7 @@ def _print_memory(memory: MemoryBreakdown) -> None:
         *((f"  {kind}", size(holding.bytes)) for kind, holding in kinds if holding.bytes),
         ("  unexplained", size(memory.unexplained)),
         ("explained", f"{memory.explained:.0%}"),
-        ("growth since the start", f"{size(memory.growth)}, {memory.growth_explained:.0%} of it explained"),
+        ("growth since startup", f"{size(memory.growth)}, {memory.growth_explained:.0%} of it explained"),
         ("ceiling (idle conversations unload above it)", size(memory.ceiling)),
         ("resident (VmRSS)", size(memory.rss)),
         ("peak resident (VmHWM)", size(memory.peak)),

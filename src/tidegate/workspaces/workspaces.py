@@ -105,7 +105,7 @@ class Workspaces:
         bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     ) -> None:
         """`environment` is the gateway's own environment; commands see only those of its variables that the settings
-        name. `provenance` records a session before it can write in a project folder."""
+        name. `provenance` records a session before it can write to a project folder."""
         self.store = store
         self._provenance = provenance
         self._bounds = bounds
