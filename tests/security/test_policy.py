@@ -188,7 +188,7 @@ def test_rules_read_as_they_are_written(line: str, fitting: Action, other: Actio
         ("permit terminal", "must begin with one of allow, ask, deny"),
         ("deny", "needs a subject"),
         ("deny command=rm*", "needs a subject"),
-        ("deny effect:exec", "there are read, write, execute, network"),
+        ("deny effect:exec", "the effects are read, write, execute, network"),
         ("deny terminal rm", "'rm', which is neither"),
         ("deny terminal command=", "command=\\* for any"),
         ('deny terminal command="rm', "no closing quote"),

@@ -99,7 +99,7 @@ async def test_only_agents_that_are_named_are_given_tasks(home: Path, model: Scr
     """X23: denied by default; the error lists the available agents."""
     async with delegating(home, model) as gateway:
         await gateway.say(f"{task(agent, '[say x]')} [say ok]")
-        expected = f"There is no agent {agent!r} that you may give tasks to; there are: helper, second."
+        expected = f"There is no agent {agent!r} that you may give tasks to; choose one of: helper, second."
         assert result(gateway) == [expected]
         assert len(gateway.requests()) == 2 and (await rows(gateway)) == NOTHING_LEFT
 
@@ -109,7 +109,7 @@ async def test_delegation_does_not_reach_agents_that_the_user_may_not_use(home: 
     async with delegating(home, model) as gateway:
         await gateway.store.write(lambda db: db.execute('UPDATE principals SET agents = \'["main", "second"]\''))
         await gateway.say(f"{task('helper', '[say x]')} [say ok]")
-        assert result(gateway) == ["There is no agent 'helper' that you may give tasks to; there are: second."]
+        assert result(gateway) == ["There is no agent 'helper' that you may give tasks to; choose one of: second."]
         await gateway.store.write(lambda db: db.execute("UPDATE principals SET agents = '[\"main\"]'"))
         await gateway.say(f"{task('second', '[say x]')} [say ok]")
         assert result(gateway)[-1] == "There is no agent 'second' that you may give tasks to; there is none."

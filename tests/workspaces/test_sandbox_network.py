@@ -225,6 +225,6 @@ async def test_without_network_rules_or_helper_there_is_no_sandbox(
 ) -> None:
     monkeypatch.setattr(sandbox_network, name, value)
     async with open_workspaces(home, network=True) as harness:
-        with pytest.raises(ToolFailed, match=f"Commands cannot be given a network: {said}"):
+        with pytest.raises(ToolFailed, match=f"Commands cannot be given network access: {said}"):
             await harness.run(await harness.new_session(), "true")
         assert not harness.workspaces.spawner.running

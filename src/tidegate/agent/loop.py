@@ -32,7 +32,7 @@ class Bounds(Frozen, frozen=True):
 async def run(
     turn: Turn, model_step: ModelStep, make_tool_runner: Callable[[], ToolRunner], call: Call, bounds: Bounds
 ) -> Message:
-    """Run the turn to its answer and return it. Most turns call no tool, so the tool runner is created at the first
+    """Runs the turn to its answer and returns it. Most turns call no tool, so the tool runner is created at the first
     tool call.
 
     A step that calls the caller's tools ends the turn: the agent's own calls of that step run first, and the others are

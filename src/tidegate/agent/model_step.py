@@ -249,7 +249,7 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
 
 
 def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
-    """Returns one failure that reports both. Its kind is the kind of the first failure."""
+    """Returns one failure that reports both, with the kind of the first."""
     failure = ModelFailed(
         f"{first.brief} Another model was tried. {then.brief}",
         kind=first.kind,

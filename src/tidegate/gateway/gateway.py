@@ -45,7 +45,7 @@ from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # on top of the old gateway's own budget, for it to close everything but turns
 _CLOSE_SHARE = 0.25  # of the budget, reserved for closing services when turns have used the rest
-_TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes some milliseconds
+_TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes a few milliseconds
 _PARKING_SECONDS = 1.0  # for turns to reach their next step when their time is over
 _THREADS = 16  # worker threads for files and folders: more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing the services that were opened before a start failed
@@ -75,8 +75,10 @@ class Gateway:
         say: Callable[[str], None],
         fault: Callable[[str], None] | None = None,
         descriptors: Descriptors | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.home = home
+        self._clock = clock
         self._descriptors = descriptors or Descriptors()
         self.address = ""
         self._port = port
@@ -121,8 +123,8 @@ class Gateway:
         return self._config.limits.shutdown_seconds
 
     async def build(self) -> bool:
-        """Open every service. If one fails, close those that are open and raise. Returns False if a stop is requested
-        meanwhile."""
+        """Opens every service. If one fails, closes those that are open and raises. Returns False if a stop is
+        requested meanwhile."""
         for name, stage in self.stages:
             try:
                 await stage()
@@ -148,7 +150,7 @@ class Gateway:
         return True
 
     def ask_to_stop(self, *, hurry: bool = True) -> None:
-        """Request an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
+        """Requests an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
         if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
@@ -157,8 +159,8 @@ class Gateway:
         await self._asked.wait()
 
     async def close(self) -> None:
-        """Accept no more work, let turns finish or park them, then close every service in reverse order, all within one
-        budget."""
+        """Accepts no more work, lets turns finish or parks them, then closes every service in reverse order, all within
+        one budget."""
         self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self.sessions.census()["turns_running"]
@@ -224,7 +226,7 @@ class Gateway:
         await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
     def _release_lock(self) -> None:
-        """Release the lock, unless the database could not be closed in time. The kernel then releases it when the
+        """Releases the lock, unless the database could not be closed in time. The kernel then releases it when the
         process ends."""
         if not self._database_connections():
             self._lock.release()
@@ -327,7 +329,7 @@ class Gateway:
             self._log.info("turns resumed", count=resumed)
 
     async def _open_web(self) -> None:
-        self._health = Health(self.store)
+        self._health = Health(self.store, clock=self._clock)
         registry = commands.build(self.sessions)
         app = create_app(
             service=self.sessions,
@@ -379,7 +381,7 @@ class Gateway:
         return MaintenanceTask(name="core", interval=CHECK_SECONDS, run=check)
 
     async def _check_files(self) -> None:
-        """Check that the database file is still there. If another program has written to it, run a full check at
+        """Checks that the database file is still there. If another program has written to it, runs a full check at
         once."""
         await self.store.write(maintenance.check_path)
         if self.store.touched:
@@ -417,5 +419,5 @@ class Gateway:
 
 
 async def _trim() -> None:
-    """Trim free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
+    """Trims free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
     await to_thread.run_sync(trim)

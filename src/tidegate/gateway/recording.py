@@ -38,7 +38,7 @@ class Recording:
         return self._replay is not None
 
     def prepare(self, ready: Ready) -> None:
-        """Check that the file can be used. Blocks."""
+        """Checks that the file can be used. Blocks."""
         if self._record is not None:
             from tidegate.models.recording import check
 
@@ -54,7 +54,7 @@ class Recording:
     async def open(
         self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger
     ) -> Transport:
-        """Open the recorder or replayer, if there is one. Returns the transport to use for models."""
+        """Opens the recorder or replayer, if there is one. Returns the transport to use for models."""
         if self._replayer is not None:
             return self._replayer
         if self._record is None:
@@ -78,7 +78,7 @@ class Recording:
         return None if recording is None else recording.status()
 
     def lines(self, config: Config) -> Iterator[str]:
-        """Yield lines for the start message."""
+        """Yields lines for the start message."""
         if self._record is not None:
             yield f"Recording the model traffic, which contains every conversation, to {self._record}, without keys."
         elif self._replay is not None:
@@ -90,7 +90,7 @@ class Recording:
 
 
 def _keep_apart(file: Path, config: Config) -> None:
-    """Refuse to record into an agent's folder, since a recording contains every user's conversations."""
+    """Refuses to record into an agent's folder, since a recording contains every user's conversations."""
     for name in config.agents:
         folder = config.project(name)
         if folder is not None and file.resolve().is_relative_to(folder.resolve()):
@@ -101,6 +101,6 @@ def _keep_apart(file: Path, config: Config) -> None:
 
 
 def _referred(config: Config) -> Iterator[str]:
-    """Yield the names of headers whose values are secrets."""
+    """Yields the names of headers whose values are secrets."""
     for model in config.models.values():
         yield from (name.lower() for name, value in model.headers.items() if is_reference(value))

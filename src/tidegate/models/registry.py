@@ -1,7 +1,7 @@
 """The configured models by name.
 
 Each model is built once, on entering, from its settings and the catalogue. A credential is used only for the models
-whose settings name it, and a missing one is reported at the start, not at the first turn. A model that failed gets a
+whose settings name it, and a missing one is reported at startup, not at the first turn. A model that failed gets a
 cooldown, so that callers with a fallback can choose another one. The connections belong to the transport.
 """
 

@@ -96,14 +96,14 @@ class PolicyRule(Frozen, frozen=True):
 
 
 def parse(text: str) -> PolicyRule:
-    """Parse a rule. If it is invalid, raises Misconfigured with the reason."""
+    """Parses a rule. If it is invalid, raises Misconfigured with the reason."""
     decision, subject, rest = (*text.split(None, 2), "", "", "")[:3]
     if decision not in _DECISIONS:
         raise _wrong(text, f"must begin with one of {', '.join(_DECISIONS)}")
     kind, _, effect = subject.partition(":")
     is_effect = kind == "effect"
     if is_effect and effect not in _EFFECTS:
-        raise _wrong(text, f"names an unknown effect; there are {', '.join(_EFFECTS)}")
+        raise _wrong(text, f"names an unknown effect; the effects are {', '.join(_EFFECTS)}")
     if not is_effect and not _TOOL.fullmatch(subject):
         raise _wrong(text, f"needs a subject after {decision!r}: a tool, a pattern of tools, effect:NAME or *")
     channel, arguments = _conditions(text, rest.strip())

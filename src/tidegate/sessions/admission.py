@@ -85,11 +85,11 @@ class Intake:
         self._open = True
 
     def close(self) -> None:
-        """Refuse new turns, except tasks of turns that are still running."""
+        """Refuses new turns, except tasks of turns that are still running."""
         self._open = False
 
     async def accept(self, inbound: Inbound) -> Acceptance:
-        """Accept a message. When this returns, the message survives a kill."""
+        """Accepts a message. When this returns, the message survives a kill."""
         terms = await self._terms(inbound)
         if inbound.attachments:
             return await accept_media(inbound, self._store, self._spool, self._accept_with)
@@ -100,7 +100,7 @@ class Intake:
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
-        """Report the end of a background process to the session that started the process, once, as a message. The turn
+        """Reports the end of a background process to the session that started the process, once, as a message. The turn
         of this message runs on the channel on which the process was started, with the permissions and approvers of that
         channel."""
         session: SessionRow | None = await self._store.read(sessions.get, process.session)
@@ -164,7 +164,7 @@ class Intake:
             raise Refused(f"There is no channel {inbound.channel!r}.", code="unknown_channel")
         if inbound.agent not in self._config.agents:
             known = ", ".join(sorted(self._config.agents))
-            raise NotFound(f"There is no agent {inbound.agent!r}; there are: {known}.", code="model_not_found")
+            raise NotFound(f"There is no agent {inbound.agent!r}; choose one of: {known}.", code="model_not_found")
         limits = self._config.limits
         if len(inbound.messages) > limits.call_messages:
             raise TooLarge(
@@ -183,7 +183,7 @@ class Intake:
                 )
 
     def _acknowledge(self, inbound: Inbound, admission: Admission) -> Acceptance:
-        """Submit the turn to the engine. Nothing is awaited between the commit and this call."""
+        """Submits the turn to the engine. Nothing is awaited between the commit and this call."""
         session, turn = admission.session, admission.turn
         if admission.how == "steered":
             self._engine.steer(turn)
@@ -209,8 +209,8 @@ def _overloaded(what: str) -> Busy:
 
 
 def _admit_report(db: Db, /, process: str, **terms: Any) -> Admission | None:
-    """Admit the report of a finished process and mark the process as reported, in one step. Returns None if the process
-    was already reported."""
+    """Admits the report of a finished process and marks the process as reported, in one step. Returns None if the
+    process was already reported."""
     return admit(db, **terms) if processes.mark_reported(db, process) else None
 
 
@@ -225,7 +225,7 @@ def admit(
     now: float,
     uploads: UploadFolder | None = None,
 ) -> Admission:
-    """Admit a message. With `take`, the turn of an idle session is also started in this transaction, which saves a
+    """Admits a message. With `take`, the turn of an idle session is also started in this transaction, which saves a
     second transaction. `uploads` contains the larger media of the messages."""
     known = _repeated_delivery(db, inbound, now)
     if known is not None:

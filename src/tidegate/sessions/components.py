@@ -162,7 +162,7 @@ async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
 
 
 async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:
-    """Remove the files of a session whose rows have been deleted."""
+    """Removes the files of a session whose rows have been deleted."""
     await workspaces.discard(session)
     await spool.remove(session)
     if recall is not None and recall.index is not None:

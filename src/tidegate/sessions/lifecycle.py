@@ -35,11 +35,11 @@ PREPARE_SECONDS = 30.0
 timer can try again."""
 
 BATCH = 100
-"""The number of sessions that expiry ends in one write. Such a write takes some milliseconds, and turns run between the
-writes."""
+"""The number of sessions that expiry ends in one write. Such a write takes a few milliseconds, and turns run between
+the writes."""
 
 BATCHES = 200
-"""The most batches in one run of the timer: enough even after months without a run."""
+"""The maximum number of batches in one run of the timer: enough even after months without a run."""
 
 HOOKS_AT_ONCE = 8
 """The number of hooks that one run prepares concurrently. A hung hook then delays few others, and a start does not run
@@ -110,7 +110,7 @@ class SessionEndings:
         return len(self._in_progress)
 
     async def end(self, session: str, reason: str) -> bool:
-        """End a session. Returns True if this call ended it."""
+        """Ends a session. Returns True if this call ended it."""
         refused = await self._store.write(_end, session, reason, self._names, self._clock())
         if refused is None:
             return False
@@ -123,7 +123,7 @@ class SessionEndings:
         return True
 
     async def delete(self, session: str) -> bool:
-        """Delete a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
+        """Deletes a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
         deletes the session later."""
         refused = await self._store.write(_end_to_delete, session, self._names, self._clock())
         # This applies even if another call has ended the session: that call may still be waiting for the turn.
@@ -135,7 +135,7 @@ class SessionEndings:
         return not owed
 
     async def finish(self, session: str | None = None) -> int:
-        """Run pending end hooks: of one session when it has ended, or of all sessions at the start and on the timer.
+        """Runs pending end hooks: of one session when it has ended, or of all sessions at startup and on the timer.
         Returns the number of hooks that took effect. Slow hooks that apply to the session are skipped."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
@@ -151,7 +151,7 @@ class SessionEndings:
         return done
 
     async def finish_slow(self, session: str | None = None) -> int:
-        """Run pending slow hooks that are not already in progress: those of one session or, on the timer, of several
+        """Runs pending slow hooks that are not already in progress: those of one session or, on the timer, of several
         sessions."""
         run = _Run(SLOW_AT_ONCE)
         owed = await self._pending_slow(session)
@@ -216,7 +216,7 @@ class SessionEndings:
             return int(effect)
 
     async def expire(self, kind: SessionKind, idle: float | None) -> int:
-        """End sessions that have been idle for too long. A session with a running or waiting turn is never ended, even
+        """Ends sessions that have been idle for too long. A session with a running or waiting turn is never ended, even
         if its message arrived after the lookup. `finish` runs the hooks. Returns the number of sessions ended."""
         if idle is None:
             return 0
@@ -232,7 +232,7 @@ class SessionEndings:
         return total
 
     async def purge(self, retention: float | None) -> int:
-        """Delete the transcripts of sessions whose retention period is over, and return the number of sessions. Each
+        """Deletes the transcripts of sessions whose retention period is over, and returns the number of sessions. Each
         transcript is deleted in separate writes, since it may be long."""
         if retention is None:
             return 0
@@ -247,7 +247,7 @@ class SessionEndings:
         return total
 
     async def _release(self, session: str, refused: Sequence[Outcome], reason: str) -> None:
-        """Notify the waiters of an ended session, stop its running turn, and drop it from memory."""
+        """Notifies the waiters of an ended session, stops its running turn, and drops it from memory."""
         if self._presence.get(session) is not None:
             self._engine.refuse(refused)
             self._engine.interrupt_all(session, f"because its session ended ({reason})")

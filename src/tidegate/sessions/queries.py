@@ -37,7 +37,7 @@ STREAM_BYTES = 256 * 1024
 be streamed to slow readers concurrently."""
 
 LISTING_MOST = 500
-"""The most rows of one listing, whatever limit is requested."""
+"""The maximum number of rows of one listing, whatever limit is requested."""
 
 
 def visible_to(principal: Principal | None) -> str | None:

@@ -84,7 +84,7 @@ class Sessions:
     # -- sessions --
 
     async def stop(self, session: str, principal: Principal) -> str | None:
-        """Stop the running turn, if there is one, and return its id. Waiting turns stay in the queue."""
+        """Stops the running turn, if there is one, and returns its id. Waiting turns stay in the queue."""
         await self.row(session, principal)
         running = self._engine.running(session)
         if running is None:
@@ -97,7 +97,7 @@ class Sessions:
         return await self._endings.end(session, reason)
 
     async def delete(self, session: str, principal: Principal) -> bool:
-        """End the session and delete its rows as soon as no end hook is pending. Returns True if the rows are already
+        """Ends the session and deletes its rows as soon as no end hook is pending. Returns True if the rows are already
         deleted, which is usually the case."""
         await self.row(session, principal)
         return await self._endings.delete(session)
@@ -224,7 +224,7 @@ class Sessions:
         return self._config.expiry.named_idle
 
     def now(self) -> float:
-        """The current time, by the clock that sessions use."""
+        """Returns the current time, by the clock that sessions use."""
         return self._clock()
 
     def is_running(self, session: str) -> bool:
@@ -292,7 +292,7 @@ class Sessions:
     # -- for the process --
 
     async def recover(self) -> int:
-        """Continue after a restart: load the counts of budgets, resume open turns, and run pending end hooks in the
+        """Continues after a restart: loads the counts of budgets, resumes open turns, and runs pending end hooks in the
         background. Returns the number of turns that were resumed."""
         await self._budgets.load()
         await self._count_audit_rows()
@@ -306,7 +306,7 @@ class Sessions:
         return resumed
 
     async def drain(self, within: float) -> None:
-        """Stop accepting messages. Running turns have this many seconds to finish; those that do not are parked until
+        """Stops accepting messages. Running turns have this many seconds to finish; those that do not are parked until
         the next start."""
         self._intake.close()
         await self._engine.drain(within)

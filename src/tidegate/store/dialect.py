@@ -27,7 +27,7 @@ def id_list(ids: Sequence[str]) -> str:
 
 
 def hour_key(column: str) -> str:
-    """An expression for the UTC hour of a Unix time, as `2026-01-31 09:00`."""
+    """Returns an expression for the UTC hour of a Unix time, as `2026-01-31 09:00`."""
     return f"strftime('%Y-%m-%d %H:00', {column}, 'unixepoch')"
 
 
@@ -40,7 +40,7 @@ def month_key(column: str) -> str:
 
 
 def byte_length(column: str) -> str:
-    """An expression for the length of a text in bytes of UTF-8."""
+    """Returns an expression for the length of a string in bytes of UTF-8."""
     return f"length(CAST({column} AS BLOB))"
 
 
@@ -66,7 +66,7 @@ highest first. Only as much of the index is read as is needed, and nothing is so
 
 
 def delete_entries(numbers: str) -> str:
-    """A statement that deletes the entries whose numbers the subquery selects."""
+    """Returns a statement that deletes the entries whose numbers the subquery selects."""
     return f"DELETE FROM messages_text WHERE rowid IN ({numbers})"
 
 
@@ -76,7 +76,7 @@ def match_words(words: Sequence[str]) -> str:
 
 
 def tokenizer(db: Db) -> Callable[[str], list[str]]:
-    """Returns a function that splits a text as the index does. The resulting words are never query syntax, and compare
+    """Returns a function that splits text as the index does. The resulting words are never query syntax, and compare
     equal to those in the index."""
     split = cast(apsw.Connection, db).fts5_tokenizer("unicode61", ["remove_diacritics", "2"])
     only_words = {"include_offsets": False, "include_colocated": False}

@@ -19,7 +19,7 @@ PACK_ABOVE = 1024
 PACK_LEVEL = 1
 """Level 1 already gives most of zlib's gain on text, in a third of the default's time."""
 LISTED = 200
-"""The default length of a list: as many rows as a page shows, read in some milliseconds at most."""
+"""The default length of a list: as many rows as a page shows, read in a few milliseconds at most."""
 
 SessionKind = Literal["named", "ephemeral"]
 ApprovalKind = Literal["approval", "question"]

@@ -152,7 +152,7 @@ class Approvals:
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
-        """Record the answer permanently and wake the turn. Giving the same answer again changes nothing."""
+        """Records the answer permanently and wakes the turn. Giving the same answer again changes nothing."""
         row, conversation, person = await self._visible(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
@@ -188,7 +188,7 @@ class Approvals:
         return found
 
     async def expire(self) -> int:
-        """Close a batch of expired questions and wake their turns."""
+        """Closes a batch of expired questions and wakes their turns."""
         rows: list[ApprovalRow] = await self._store.write(approvals.expire, self._clock())
         for row in rows:
             self._signal(row.turn)
@@ -204,8 +204,8 @@ class Approvals:
     # -- for the turns --
 
     async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
-        """Ask the question, send it to the turn's readers, and wait until it is closed. Returns the question's row, or
-        the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
+        """Asks the question, sends it to the turn's readers, and waits until it is closed. Returns the question's row,
+        or the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
         again."""
 
         async def find() -> ApprovalRow | None:
@@ -238,7 +238,7 @@ class Approvals:
         return row
 
     async def withdraw(self, turn: Turn, step: str) -> None:
-        """Close the open questions of a call that has ended."""
+        """Closes the open questions of a call that has ended."""
         for row in await turn.write(approvals.cancel_call, turn.id, step, self._clock()):
             turn.emit(QuestionAnswered(id=row.id, state=row.state))
 

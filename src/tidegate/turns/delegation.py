@@ -129,12 +129,12 @@ class Delegation:
             )
         names = await self._allowed_agents(ctx.agent, ctx.principal)
         if agent not in names:
-            known = f"there are: {', '.join(names)}" if names else "there is none"
+            known = f"choose one of: {', '.join(names)}" if names else "there is none"
             raise ToolFailed(f"There is no agent {agent!r} that you may give tasks to; {known}.")
 
     @asynccontextmanager
     async def _slot(self, turn: str) -> AsyncIterator[None]:
-        """Wait for one of the task slots of this turn and hold it within the block."""
+        """Waits for one of the task slots of this turn and holds it within the block."""
         slots = self._slots.get(turn)
         if slots is None:
             slots = self._slots[turn] = _TaskSlots(self._config.limits.delegates)
@@ -166,7 +166,7 @@ class Delegation:
             progress.end()
 
     async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
-        """Accept the task. If this step has already delegated the task, find it instead."""
+        """Accepts the task. If this step has already delegated the task, finds it instead."""
         digest = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
             principal=ctx.principal,
@@ -235,7 +235,7 @@ class TaskProgress:
         self._note("works on the task")
 
     def end(self) -> None:
-        """Close the task's open questions, unless the task continues in the next process and asks them again."""
+        """Closes the task's open questions, unless the task continues in the next process and asks them again."""
         if not self._engine.is_stopping:
             for id in self._open_questions:
                 self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))

@@ -385,8 +385,8 @@ class Runner:
         return await self.prefixes.get_or_make(_prefix_key(session, model), make)
 
     async def _report_drift(self, turn: Turn, taken: TakenTurn, model: Model) -> None:
-        """Notify the user once for each change of the configuration. This is called when the conversation has just been
-        built, so its prefix is in the cache."""
+        """Notifies the user once for each change of the configuration. This is called when the conversation has just
+        been built, so its prefix is in the cache."""
         session = taken.session
         sent_prefix = self.prefixes.get(_prefix_key(session, model))
         if session.kind == "ephemeral" or sent_prefix is None:

@@ -19,7 +19,7 @@ _TRIM_ABOVE = 1 << 20  # free bytes that are worth a trim, which takes a millise
 
 
 def tune() -> bool:
-    """Limit the memory that glibc reserves for this process. Call this before the first thread starts. The number of
+    """Limits the memory that glibc reserves for this process. Call this before the first thread starts. The number of
     arenas is limited. Each large block gets a separate mapping, which is returned to the system when the block is
     freed. Free memory at the end of the heap is returned once it exceeds the size of a large block. By default, glibc
     raises its threshold for large blocks to the largest block freed so far, takes smaller ones from the heap, and
@@ -58,7 +58,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def native_free() -> int:
-    """Return the number of bytes in the C library's heaps that are free and resident."""
+    """Returns the number of bytes in the C library's heaps that are free and resident."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return 0
@@ -69,7 +69,7 @@ def native_free() -> int:
 
 
 def interpreter_free() -> int:
-    """Return the number of free bytes in the interpreter's arenas. The interpreter reports them only as text."""
+    """Returns the number of free bytes in the interpreter's arenas. The interpreter reports them only as text."""
     libc, print_stats = ctypes.CDLL(None), getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
     if print_stats is None or not hasattr(libc, "open_memstream"):
         return 0
@@ -93,7 +93,7 @@ def interpreter_free() -> int:
 
 
 def _heaps_resident() -> int:
-    """Return the resident bytes of the heap and of the other arenas. An arena is recognised by the address space
+    """Returns the resident bytes of the heap and of the other arenas. An arena is recognised by the address space
     reserved after it."""
     total = 0
     last_start = last_end = last_resident = 0
@@ -107,7 +107,7 @@ def _heaps_resident() -> int:
 
 
 def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
-    """Yield the start address, end address, name and resident bytes of each mapping."""
+    """Yields the start address, end address, name and resident bytes of each mapping."""
     with Path("/proc/self/smaps").open("rb") as file:  # lint: allow (procfs, no disk access)
         for line in file:
             first = line.split()
@@ -119,7 +119,7 @@ def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def trim(least: int = _TRIM_ABOVE) -> bool:
-    """Return the C library's free memory to the system if it amounts to at least `least` bytes."""
+    """Returns the C library's free memory to the system if it amounts to at least `least` bytes."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is None or native_free() < least:
         return False

@@ -305,7 +305,7 @@ def _skill(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _lookup(said: str) -> tuple[str, str] | None:
-    """Returns the tool call that answers a question about earlier messages, or None for other texts."""
+    """Returns the tool call that answers a question about earlier messages, or None for any other text."""
     if re.match(r"(?i)what did I say first\W*$", said):
         return "context_expand", '{"first":1}'
     if found := re.match(r"(?i)what (?:was|were) messages? (\d{1,9})(?: to (\d{1,9}))?\W*$", said):

@@ -75,7 +75,7 @@ def invalid(sentence: str, param: str) -> ModelFailed:
 
 
 def refuse_fields(call: Call, *fields: str) -> None:
-    """Refuse a call that sets one of these fields to anything but its default."""
+    """Refuses a call that sets one of these fields to anything but its default."""
     for field in fields:
         if getattr(call, field) not in (None, {}, _DEFAULTS.get(field, 0)):
             raise invalid(f"This model does not support `{field}`; leave it out, or choose another model.", field)

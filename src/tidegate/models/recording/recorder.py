@@ -130,7 +130,7 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Record a piece of the body. Once one piece is left out, all later pieces are left out as well."""
+        """Records a piece of the body. Once one piece is left out, all later pieces are left out as well."""
         if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
@@ -140,7 +140,7 @@ class _Exchange:
         self._held += len(data)
 
     def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
-        """Write the line of the answer. Calls after the first have no effect."""
+        """Writes the line of the answer. Calls after the first have no effect."""
         if self._ended:
             return
         self._ended = True

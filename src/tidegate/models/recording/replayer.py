@@ -66,7 +66,7 @@ class TransportReplayer:
         return RetryPolicy(sleep=_no_pause)
 
     def open(self) -> None:
-        """Open the recording and index its lines. Blocks."""
+        """Opens the recording and indexes its lines. Blocks."""
         unanswered: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
             if isinstance(event, RecordedRequest):
@@ -220,7 +220,7 @@ class ReplayedResponse:
         raise ConnectionFailed("broken" if answered.end == "left" else answered.end, answered.said)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Does nothing: there is nothing to close."""
 
 
 def _failed(message: str, endpoint_message: str = "") -> ModelFailed:

@@ -16,7 +16,7 @@ TASK_SECONDS = 30 * 86400.0
 long time. Its end deletes the receipt."""
 
 BATCH = 1000
-"""The most rows that one call of `prune` removes, so that no write waits long behind it."""
+"""The maximum number of rows that one call of `prune` removes, so that no write waits long behind it."""
 
 _NOTHING_TO_NOTE = ToolsNote()
 _decode_note = msgspec.json.Decoder(ToolsNote).decode

@@ -25,31 +25,32 @@ from tidegate.values import Message, Role
 T = TypeVar("T")
 
 BATCH = 200
-"""The most messages per indexing write, so that a turn's write does not wait long behind it."""
+"""The maximum number of messages per indexing write, so that a turn's write does not wait long behind it."""
 BATCH_CHARACTERS = 200_000
-"""The most characters per indexing write, not counting its last message. Indexing them takes some ten milliseconds."""
+"""The maximum number of characters per indexing write, not counting its last message. Indexing them takes about ten
+milliseconds."""
 CATCH_UP = 100
-"""The most batches that a search indexes before it returns results, which takes a quarter of a second."""
+"""The maximum number of batches that a search indexes before it returns results, which takes a quarter of a second."""
 WORDS = 16
-"""The most words of a query that are used."""
+"""The maximum number of words of a query that are used."""
 INDEXED_CHARACTERS = 200_000
 """The number of characters of a long message that are searchable. The rest is usually a dump or a web page, and is
 still in the transcript."""
 TITLES = 2_000
-"""The number of sessions whose titles one read checks in some milliseconds. Titles have no index, since they change and
-are short."""
+"""The number of sessions whose titles one read checks in a few milliseconds. Titles have no index, since they change
+and are short."""
 HITS = 10_000
-"""The number of matching messages that one read checks in some ten milliseconds."""
+"""The number of matching messages that one read checks in about ten milliseconds."""
 HITS_AT_ONCE = 1_000
 """The number of rows per statement. The contents of this many messages may be in memory at a time."""
 READS = 100
-"""The most reads of titles and of messages per search, so that no query can keep the readers busy. They cover the
-latest two hundred thousand titles and the latest million matching messages."""
+"""The maximum number of reads of titles and of messages per search, so that no query can keep the readers busy. They
+cover the latest two hundred thousand titles and the latest million matching messages."""
 SKIPPED = 200
 """The number of further matches in an already found session that one read skips. The next read continues after that
 session."""
 MENTION_BYTES = 4 * 1024 * 1024
-"""Bytes of messages that one read of mentions decompresses in some ten milliseconds, not counting the last message."""
+"""Bytes of messages that one read of mentions decompresses in about ten milliseconds, not counting the last message."""
 MESSAGE_BITS = 32
 """The number of low bits in an entry's number that hold the message. The higher bits hold the session. That is enough
 for four billion messages and a billion sessions."""
@@ -89,7 +90,7 @@ class Mention(Row, frozen=True):
 
 
 def count_unindexed(db: Db) -> int:
-    """The approximate number of rows that wait to be indexed."""
+    """Returns the approximate number of rows that wait to be indexed."""
     mark = int(db.execute("SELECT value FROM meta WHERE key = 'indexed'").get)
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - mark)
 
@@ -199,7 +200,7 @@ def _number(db: Db, session: str) -> int:
 
 
 def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
-    """The ranges of session numbers of a principal, or of one session, as (first, end), the latest first. If
+    """Returns the ranges of session numbers of a principal, or of one session, as (first, end), the latest first. If
     `principal` is None, one range contains the sessions of all principals."""
     if session is not None:
         number = db.execute("SELECT number FROM indexed_sessions WHERE session = ?", (session,)).get
@@ -213,7 +214,7 @@ def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tu
 
 
 def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tuple[int, str]]:
-    """A principal's sessions with lower numbers than `number`, the latest first."""
+    """Returns a principal's sessions with lower numbers than `number`, the latest first."""
     found: list[tuple[int, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(
@@ -226,7 +227,7 @@ def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tupl
 
 
 def session_of(db: Db, principal: str, number: int) -> str | None:
-    """The session with this number, if it belongs to this principal."""
+    """Returns the session with this number, if it belongs to this principal."""
     found: str | None = db.execute(
         "SELECT session FROM indexed_sessions JOIN sessions ON sessions.id = session"
         " WHERE number = ? AND principal = ?",
@@ -238,8 +239,8 @@ def session_of(db: Db, principal: str, number: int) -> str | None:
 def results_below(
     db: Db, principal: str, own: str, number: int, span: int, limit: int
 ) -> tuple[list[tuple[int, SpooledRow]], int | None]:
-    """Returns spooled texts from the principal's sessions whose number is below `number`: latest session first, and
-    newest text first within each. At most `span` session numbers are searched. The second value is the number to
+    """Returns spooled text results from the principal's sessions whose number is below `number`: latest session first,
+    and newest result first within each. At most `span` session numbers are searched. The second value is the number to
     continue from, or None at the end. The only one-shot conversation searched is `own`."""
     found: list[tuple[int, SpooledRow]] = []
     for first, end in ranges(db, principal):
@@ -330,7 +331,7 @@ MENTIONS_QUERY = (
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
-    """The message with this row id, unless it was undone, has no position, or belongs to the given turn."""
+    """Returns the message with this row id, unless it was undone, has no position, or belongs to the given turn."""
     others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
         f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"

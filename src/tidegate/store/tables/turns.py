@@ -149,7 +149,7 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 
 def get(db: Db, id: str) -> TurnRow | None:
-    """The turn with this id, whoever its principal is. For internal use."""
+    """Returns the turn with this id, whoever its principal is. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
@@ -224,8 +224,8 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
 
 
 def open_turns(db: Db) -> list[TurnRow]:
-    """All queued or running turns. The gateway continues these at startup. Running turns come before queued ones, and
-    the turns of one session are in order."""
+    """Returns all queued or running turns. The gateway continues these at startup. Running turns come before queued
+    ones, and the turns of one session are in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -233,7 +233,7 @@ def open_turns(db: Db) -> list[TurnRow]:
 
 
 def running(db: Db, session: str) -> str | None:
-    """The session's running turn."""
+    """Returns the session's running turn."""
     id: str | None = db.execute(
         "SELECT id FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'running'"
         " ORDER BY number LIMIT 1",
@@ -249,7 +249,7 @@ def waiting(db: Db, session: str) -> int:
 
 
 def waiting_calls(db: Db, session: str) -> list[Call]:
-    """The `Call` of each queued turn, the latest first."""
+    """Returns the `Call` of each queued turn, the latest first."""
     rows = db.execute(
         "SELECT call FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
         " ORDER BY number DESC",
@@ -335,20 +335,20 @@ def add_usage(db: Db, id: str, usage: Usage) -> None:
 
 
 def channel(db: Db, id: str) -> str | None:
-    """The channel that the turn's message came from."""
+    """Returns the channel that the turn's message came from."""
     found: str | None = db.execute("SELECT channel FROM turns WHERE id = ?", (id,)).get
     return found
 
 
 def outermost(db: Db, id: str) -> TurnRow | None:
-    """The outermost turn from which this turn was delegated, or the turn itself if it was not delegated. None if a turn
-    in between no longer exists."""
+    """Returns the outermost turn from which this turn was delegated, or the turn itself if it was not delegated. None
+    if a turn in between no longer exists."""
     return (get(db, id), *outer_turns(db, id))[-1]
 
 
 def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
-    """The chain of turns from which this turn was delegated, the nearest first. The last element is None if a turn no
-    longer exists."""
+    """Returns the chain of turns from which this turn was delegated, the nearest first. The last element is None if a
+    turn no longer exists."""
     found: list[TurnRow | None] = []
     turn = get(db, id)
     while turn is not None and turn.within is not None:
@@ -358,7 +358,7 @@ def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
 
 
 def conversation(db: Db, session: str) -> str:
-    """The conversation that this session belongs to: the session itself, unless it was created for a task."""
+    """Returns the conversation that this session belongs to: the session itself, unless it was created for a task."""
     found: str | None = db.execute(
         "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
     ).get
@@ -372,8 +372,8 @@ def set_notices(db: Db, id: str, notices: tuple[str, ...]) -> None:
 
 
 def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
-    """The usage of the committed answers of a turn that is not settled, including its finished tasks, and the number of
-    answers."""
+    """Returns the usage of the committed answers of a turn that is not settled, including its finished tasks, and the
+    number of answers."""
     turn = get(db, id)
     cost, answers = NOTHING if turn is None else turn.usage, 0
     for step, message in _model_messages(db, id):
@@ -384,8 +384,8 @@ def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
 
 
 def outcome(db: Db, id: str) -> Outcome | None:
-    """The turn's current or final outcome, from its rows, or from a receipt if the rows were deleted. For internal use:
-    responses to callers use `outcome_for`."""
+    """Returns the turn's current or final outcome, from its rows, or from a receipt if the rows were deleted. For
+    internal use: responses to callers use `outcome_for`."""
     return _outcome(db, id, None)
 
 
@@ -395,7 +395,7 @@ def outcome_for(db: Db, id: str, principal: str) -> Outcome | None:
 
 
 def listing(db: Db, session: str, limit: int) -> list[TurnRow]:
-    """The session's turns, the latest first."""
+    """Returns the session's turns, the latest first."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))
     return [_row(row) for row in rows]
 
@@ -458,7 +458,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """The calls in a turn's last answer that the caller must run. The turn has already run the others."""
+    """Returns the calls in a turn's last answer that the caller must run. The turn has already run the others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)

@@ -193,13 +193,13 @@ class App:
             self._counters.count_chat(time.perf_counter() - began)
 
     async def background(self) -> None:
-        """Send keep-alives to idle streams and measure the event loop, until cancelled."""
+        """Sends keep-alives to idle streams and measures the event loop, until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.streams.run)
             group.start_soon(self._health.watch_loop)
 
     def stop(self) -> None:
-        """Refuse new requests and end the event streams. Running requests continue."""
+        """Refuses new requests and ends the event streams. Running requests continue."""
         self._stopping = True
         self._events.stop()
 
@@ -250,7 +250,7 @@ class App:
         await send_response(send, response)
 
     async def _cut_off(self, send: _RecordedSend, scope: dict[str, Any]) -> None:
-        """Respond to a request that is cancelled because the shutdown's deadline has passed."""
+        """Responds to a request that is cancelled because the shutdown's deadline has passed."""
         if send.done:
             return
         if send.status:
@@ -282,7 +282,7 @@ def create_app(
     descriptors: Descriptors | None = None,
     terminal: bytes = b"",
 ) -> App:
-    """Build the application. Nothing is opened or started. `gauges` returns additional metrics by name; `terminal` is
+    """Builds the application. Nothing is opened or started. `gauges` returns additional metrics by name; `terminal` is
     the digest of the key that the command line uses."""
 
     def agents(principal: Principal) -> tuple[str, ...]:

@@ -351,7 +351,7 @@ def _turn_headers(request: AcceptedRequest) -> list[tuple[bytes, bytes]]:
 
 
 def _is_plain(body: bytes, request: ChatRequest) -> bool:
-    """True if the body contains only the model, messages with a role and a text, and perhaps `stream`. In that case it
+    """True if the body contains only the model, messages with a role and text, and perhaps `stream`. In that case it
     has exactly as many strings as those fields need, so no name is repeated. Any other body is decoded again to
     check."""
     if b"\\" in body:

@@ -32,7 +32,7 @@ MOST_DESCRIPTORS = 100_000
 
 
 def start_ticks(pid: int) -> int | None:
-    """The start time of a process in kernel ticks; None if there is no such process."""
+    """Returns the start time of a process in kernel ticks; None if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return int(fields[_START_FIELD]) if fields else None
@@ -56,7 +56,7 @@ def ancestors(pid: int) -> frozenset[int]:
 
 
 def program_name(pid: int) -> str:
-    """The name of the program that a process runs; empty if there is no such process."""
+    """Returns the name of the program that a process runs; empty if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         return _contents(process, "comm").decode(errors="replace").strip()
 
@@ -77,15 +77,15 @@ class ProcessTable:
             self._folder = -1
 
     def ids(self) -> frozenset[str]:
-        """The process ids, as they are numbered in this folder's namespace."""
+        """Returns the process ids, as they are numbered in this folder's namespace."""
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 
     def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
-        """The combined usage of the processes. `places` are file systems in memory, named relative to this folder.
-        `beside` is the size in bytes of memory that belongs to no process. Shared memory counts in full for every
-        process that maps it. If the sum exceeds the limit, each process counts only its share, which takes longer to
-        read. If there are too many processes, only their number is returned."""
+        """Returns the combined usage of the processes. `places` are file systems in memory, named relative to this
+        folder. `beside` is the size in bytes of memory that belongs to no process. Shared memory counts in full for
+        every process that maps it. If the sum exceeds the limit, each process counts only its share, which takes longer
+        to read. If there are too many processes, only their number is returned."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
                 return SandboxUsage(processes=count)
@@ -108,7 +108,7 @@ class ProcessTable:
         )
 
     def _in_memory(self, places: Iterable[str]) -> tuple[frozenset[int], int]:
-        """The devices of these file systems, and the bytes in them that belong to no process."""
+        """Returns the devices of these file systems, and the bytes in them that belong to no process."""
         devices, total = set(), 0
         for name in places:
             with _held(name, self._folder) as folder, contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class ProcessTable:
             return len(self._names()) > most
 
     def signal(self, number: int, *, besides: frozenset[str], mark: str | None) -> int:
-        """Signal all processes except `besides`; with a mark, only those that carry it. Returns how many were
+        """Signals all processes except `besides`; with a mark, only those that carry it. Returns how many were
         signalled."""
         reached = 0
         with self._lock:
@@ -204,7 +204,7 @@ class UnnamedFiles:
         return device in self._counted or (device, inode) in self._sizes
 
     def add(self, process: int) -> None:
-        """Add the files that a process holds open. Nothing is added beyond `MOST_DESCRIPTORS`."""
+        """Adds the files that a process holds open. Nothing is added beyond `MOST_DESCRIPTORS`."""
         with _held("fd", process if process >= 0 else None) as folder:
             try:
                 names = [] if folder < 0 else os.listdir(folder)  # noqa: PTH208 it has no path
@@ -253,7 +253,7 @@ def _mapped(text: bytes) -> Iterator[_Mapped]:
 
 
 def _anonymous_device() -> int:
-    """The device on which the kernel keeps memfds and other shared memory."""
+    """Returns the device on which the kernel keeps memfds and other shared memory."""
     fd = os.memfd_create("device")
     try:
         return os.fstat(fd).st_dev
@@ -262,19 +262,20 @@ def _anonymous_device() -> int:
 
 
 def segment_bytes(listed: bytes) -> int:
-    """The size of System V shared memory, both in memory and swapped out, from the text of /proc/sysvipc/shm."""
+    """Returns the size of System V shared memory, both in memory and swapped out, from the text of
+    /proc/sysvipc/shm."""
     rows = [line.split() for line in listed.splitlines()[1:]]
     return sum(int(row[-2]) + int(row[-1]) for row in rows if len(row) >= _SEGMENT_FIELDS)
 
 
 def _own_bytes(process: int) -> int:
-    """The memory of a process, without pages mapped from files."""
+    """Returns the memory of a process, without pages mapped from files."""
     status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
     return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
 
 
 def _shared_bytes(process: int, counted: UnnamedFiles) -> int:
-    """The process's share of shared memory, without memory that is already counted."""
+    """Returns the process's share of shared memory, without memory that is already counted."""
     total, skipped = 0, False
     for line in _contents(process, "smaps", _MOST_MAPS).splitlines():
         if line.startswith((b"Pss:", b"SwapPss:")):
