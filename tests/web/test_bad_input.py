@@ -17,7 +17,8 @@ from tests.logs import capture_logs
 from tests.web.client import CHAT, call, chat, chat_body, raw
 from tidegate.errors import Refused
 from tidegate.web.app.http_request import decode
-from tidegate.web.chat.request import ChatRequest, parse_call, parse_conversation, parse_new_messages
+from tidegate.web.chat.messages import parse_conversation, parse_new_messages
+from tidegate.web.chat.request import ChatRequest, parse_call
 
 DEEP = 200_000
 
