@@ -52,6 +52,15 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
     assert (await chat(gateway, "and now", session="n")).status == 200
 
 
+async def test_a_prompt_that_the_provider_finds_too_long_has_the_words_that_clients_recognise(
+    gateway: InProcessGateway,
+) -> None:
+    """H22: clients without access to the error's code look for the words of OpenAI's service."""
+    reply = await chat(gateway, "x [status 400 code=context_length_exceeded]")
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert "Input tokens exceed the configured limit" in reply.error["message"]
+
+
 async def test_a_model_that_hangs_is_504(home: Path, model: ScriptedModel) -> None:
     """H22: before its first byte, and in the middle of its answer."""
     toml = core.settings(model).replace("retries = 0", "retries = 0\nfirst_byte_timeout = 0.2\nidle_timeout = 0.2")

@@ -116,6 +116,8 @@ def _unfolded(kinds: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
 
 def _within(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
     if isinstance(kind, inspect.StructType):
+        if kind.tag_field == name:
+            yield inspect.LiteralType((kind.tag,))
         yield from (field.type for field in kind.fields if field.encode_name == name)
     elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
         yield kind.item_type

@@ -35,29 +35,51 @@ MAX_BIASES = 1024
 """Limits that OpenAI documents for these fields."""
 
 EXTRAS: dict[str, Any] = {
+    "allowed_token_ids": list[int],
+    "bad_words": list[str],
     "cache_prompt": bool,
     "chat_template_kwargs": dict[str, Any],
+    "dry_multiplier": float,
     "enable_thinking": bool,
+    "grammar": str,
     "guided_choice": list[Any],
     "guided_grammar": str,
     "guided_json": dict[str, Any] | str,
     "guided_regex": str,
+    "ignore_eos": bool,
+    "include_reasoning": bool,
+    "include_stop_str_in_output": bool,
+    "json_schema": dict[str, Any],
     "keep_alive": float | str,
+    "length_penalty": float,
     "min_p": float,
     "min_tokens": int,
     "mirostat": int,
     "mirostat_eta": float,
     "mirostat_tau": float,
+    "models": list[str],
     "num_ctx": int,
     "prediction": dict[str, Any],
+    "prompt_cache_options": dict[str, Any],
     "prompt_cache_retention": str,
     "provider": dict[str, Any] | str,
+    "random_seed": int,
+    "reasoning": dict[str, Any],
+    "repeat_last_n": int,
+    "repeat_penalty": float,
     "repetition_penalty": float,
+    "safe_prompt": bool,
     "safety_identifier": str,
+    "skip_special_tokens": bool,
+    "stop_token_ids": list[int],
+    "structured_outputs": dict[str, Any],
+    "thinking": dict[str, Any],
     "top_a": float,
     "top_k": int,
     "transforms": list[Any],
     "typical_p": float,
+    "xtc_probability": float,
+    "xtc_threshold": float,
 }
 """Fields that only some providers of OpenAI's API support, with their types. They are forwarded to providers that may
 support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
@@ -67,6 +89,8 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 Tokens = Annotated[int, Meta(ge=-1, le=100_000_000)]
 """A limit in tokens. Some clients send -1 for no limit."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[int, Meta(ge=-100, le=100)] | Annotated[float, Meta(ge=-100, le=100)]
+"""Whole numbers stay whole, because some servers accept no others."""
 
 _ABSENT = re.compile(rb"null|\[\s*\]")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -95,7 +119,7 @@ class ChatRequest(msgspec.Struct):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Meta(max_length=32)], Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[str, Meta(max_length=32)], Bias] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     parallel_tool_calls: bool | None = None
@@ -103,6 +127,7 @@ class ChatRequest(msgspec.Struct):
     verbosity: Literal["low", "medium", "high"] | None = None
     prompt_cache_key: Label | None = None
     modalities: list[str] | None = None
+    moderation: Raw = msgspec.field(default_factory=Raw)
     audio: Raw = msgspec.field(default_factory=Raw)
     web_search_options: Raw = msgspec.field(default_factory=Raw)
     tools: Raw = msgspec.field(default_factory=Raw)
@@ -160,6 +185,8 @@ def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
             "Agents search the web with their own tools; leave out `web_search_options`.",
             param="web_search_options",
         )
+    if is_present(request.moderation):
+        raise Refused("Answers have no moderation results; leave out `moderation`.", param="moderation")
     if request.top_logprobs and not request.logprobs:
         raise Refused("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     tools = caller_tools(request, mode)
@@ -225,7 +252,7 @@ def _most_tokens(request: ChatRequest) -> int | None:
     return None
 
 
-def _biases(biases: dict[str, float] | None) -> dict[str, float] | None:
+def _biases(biases: dict[str, int | float] | None) -> dict[str, int | float] | None:
     if biases is not None and len(biases) > MAX_BIASES:
         raise Refused(f"`logit_bias` has {len(biases)} entries; the limit is {MAX_BIASES}.", param="logit_bias")
     return biases or None
@@ -283,7 +310,9 @@ def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
         return None
     definitions = tuple(_definition(function, param) for function in functions)
     only = mode == "only"
-    digest = hashlib.blake2b(msgspec.json.encode(definitions), digest_size=16, person=b"only" if only else b"merge")
+    # Clients that collect their tools in a set send the same ones in any order.
+    unordered = msgspec.json.encode(sorted(definitions, key=lambda definition: definition.name))
+    digest = hashlib.blake2b(unordered, digest_size=16, person=b"only" if only else b"merge")
     return CallerTools(digest=digest.digest(), definitions=definitions, only=only)
 
 
@@ -328,13 +357,21 @@ class _ChosenFunction(msgspec.Struct):
     name: str
 
 
-class _Choice(msgspec.Struct):
-    type: Literal["function"]
+class _Choice(msgspec.Struct, tag_field="type", tag="function"):
     function: _ChosenFunction
 
 
+class _Allowed(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[_Choice], Meta(min_length=1)]
+
+
+class _AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: _Allowed
+
+
 def _tool_choice(raw: Raw) -> bytes:
-    _checked("tool_choice", raw, Literal["none", "auto", "required"] | _Choice)
+    _checked("tool_choice", raw, Literal["none", "auto", "required"] | _Choice | _AllowedTools)
     return bytes(raw)
 
 
