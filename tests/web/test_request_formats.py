@@ -562,5 +562,20 @@ async def test_thinking_is_not_switched_on_to_switch_it_off(
     assert not {"thinking", "output_config", "reasoning", "reasoning_effort"} & set(server.recorded[-1].decoded())
 
 
+@pytest.mark.parametrize("effort", ["low", "xhigh", "max"])
+async def test_a_reasoning_effort_that_the_model_has_reaches_it_unchanged(
+    tmp_path: Path, server: FaultyModel, api: str, effort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H08: a higher one would cost more than the caller asked for."""
+    monkeypatch.setenv(KEY, "sesame")
+    formats = (api, *(other for other in FORMATS if other != api))
+    settings = toml(server.base_url, formats=formats, each='efforts = ["low", "high", "xhigh", "max"]')
+    async with in_process_gateway(tmp_path / "home", toml=settings) as h:
+        assert (await chat(h, reasoning_effort=effort)).status == 200
+    asked = server.recorded[-1].decoded()
+    sent = asked.get("reasoning_effort") or (asked.get("reasoning") or asked.get("output_config"))["effort"]
+    assert sent == effort
+
+
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}

@@ -24,7 +24,7 @@ REASONING = {
     "low": "low",
     "medium": "medium",
     "high": "high",
-    "xhigh": "max",
+    "xhigh": "xhigh",
     "max": "max",
 }
 MAX_STOPS = 4
