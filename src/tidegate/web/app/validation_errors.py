@@ -79,6 +79,8 @@ def _predicate(text: str, kind: Any, path: str, texts_only: bool) -> str:
 def _either(kinds: list[str]) -> str:
     words: list[str] = []
     for kind in kinds:
+        if kind == "int" and "float" in kinds:
+            continue
         words += ("true", "false") if kind == "bool" else (_KINDS.get(kind, kind),)
     return _listed(words)
 
