@@ -35,7 +35,7 @@ class Text(_Strict, frozen=True, tag_field="type", tag="text"):
 
 class ImageUrl(_Strict, frozen=True):
     url: str
-    detail: Literal["auto", "low", "high", "original"] = "auto"
+    detail: Literal["auto", "low", "high"] = "auto"
 
 
 class Image(_Strict, frozen=True, tag_field="type", tag="image_url"):
