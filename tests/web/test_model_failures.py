@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
         ("[status 400 code=content_filter]", 400, "content_policy_violation"),
         ("[status 401]", 502, "model_authorisation"),
         ("[status 404]", 502, "model_invalid"),
+        ("[status 413]", 413, "request_too_large"),
         ("[status 429 retry-after=7]", 429, "rate_limit_exceeded"),
         ("[status 500]", 503, "model_overloaded"),
         ("[status 503]", 503, "model_overloaded"),
@@ -39,7 +40,7 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
     reply = await chat(gateway, f"x {script}", session="n", stream=stream)
     assert reply.status == status, reply.body
     assert reply.error["code"] == code
-    kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status, "model_error")
+    kind = {400: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}.get(status, "model_error")
     assert reply.error["type"] == kind
     assert len(reply.error["message"]) > 20
     assert reply.headers["X-Turn-Id"].startswith("t_")
