@@ -532,6 +532,7 @@ async def test_a_choice_of_allowed_tools_limits_every_step_without_changing_the_
     [
         ([], "tool_choice.allowed_tools.tools"),
         (["tides"], "tool_choice"),
+        ([""], "tool_choice"),
         (["depth", "tides"], "tool_choice"),
         ([{"type": "custom", "custom": {"name": "depth"}}], "tool_choice.allowed_tools.tools[0].type"),
     ],

@@ -296,9 +296,10 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
             param="tool_choice",
         )
     offered = {tool.name for tool in prefix.offered}
-    if missing := next((name for name in chosen if name not in offered), None):
+    missing = [name for name in chosen if name not in offered]
+    if missing:
         raise Refused(
-            f"`tool_choice` names the tool {missing[:100]!r}, which is neither in `tools` nor the agent's own.",
+            f"`tool_choice` names the tool {missing[0][:100]!r}, which is neither in `tools` nor the agent's own.",
             param="tool_choice",
         )
     return tuple(sorted(prefix.shadowed))
