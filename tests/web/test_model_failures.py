@@ -40,8 +40,8 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
     reply = await chat(gateway, f"x {script}", session="n", stream=stream)
     assert reply.status == status, reply.body
     assert reply.error["code"] == code
-    kind = {400: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}.get(status, "model_error")
-    assert reply.error["type"] == kind
+    kind = {400: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+    assert reply.error["type"] == kind.get(status, "model_error")
     assert len(reply.error["message"]) > 20
     assert reply.headers["X-Turn-Id"].startswith("t_")
     if status in (429, 503):
