@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
-import msgspec
-
 from tidegate.agent.model_step import ModelStep
 from tidegate.agent.tool_pairs import MODEL_STEP
 from tidegate.agent.tool_runner import ToolRunner
@@ -59,8 +57,7 @@ async def run(
         model_step.extend(results)
         if len(results) < len(answer.calls):
             return turn.conclude(answer, tuple(each for each in answer.calls if each.name in caller_tools))
-        if call.is_forced:
-            call = msgspec.structs.replace(call, tool_choice=b"")
+        call = call.unforced()
         verdict = repeats.round(answer, results)
         if verdict is RepeatVerdict.STOP:
             raise TurnFailed(

@@ -57,6 +57,8 @@ def failure_of(error: BaseException) -> Failure:
                 status=400,
                 param=error.param,
             )
+        case ModelFailed(large=True):
+            return Failure(message=error.message, type="invalid_request_error", code="request_too_large", status=413)
         case ModelFailed():
             type, code = _OPENAI_CODES.get(error.kind, ("model_error", f"model_{error.kind}"))
             return Failure(

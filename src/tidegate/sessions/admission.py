@@ -285,9 +285,9 @@ def admit(
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
     """Returns the names of caller tools that will not be offered. Refuses a `tool_choice` that requires a tool call if
-    no tool, or not the required one, is offered."""
-    chosen = inbound.call.chosen_tool
-    if (inbound.call.caller_tools is None and not inbound.call.is_forced) or session.prefix is None:
+    no tool is offered, and one that names a tool that is not offered."""
+    chosen = inbound.call.chosen_tools
+    if (inbound.call.caller_tools is None and not inbound.call.is_forced and not chosen) or session.prefix is None:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
     if inbound.call.is_forced and not chosen and not prefix.offered:
@@ -295,9 +295,11 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
             "`tool_choice` requires a tool call, but this agent has no tools; send `tools`, or leave it out.",
             param="tool_choice",
         )
-    if chosen and all(tool.name != chosen for tool in prefix.offered):
+    offered = {tool.name for tool in prefix.offered}
+    missing = [name for name in chosen if name not in offered]
+    if missing:
         raise Refused(
-            f"`tool_choice` names the tool {chosen[:100]!r}, which is neither in `tools` nor the agent's own.",
+            f"`tool_choice` names the tool {missing[0][:100]!r}, which is neither in `tools` nor the agent's own.",
             param="tool_choice",
         )
     return tuple(sorted(prefix.shadowed))

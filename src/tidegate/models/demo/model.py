@@ -70,7 +70,7 @@ class DemoModel:
                 "The demo model answers in plain text; leave out `response_format`, or choose another model.",
                 "response_format",
             )
-        if call.tool_choice and parse_tool_choice(call.tool_choice).kind in ("required", "function"):
+        if call.tool_choice and parse_tool_choice(call.tool_choice).kind not in ("none", "auto"):
             raise invalid(
                 "The demo model decides by itself whether to call a tool; leave out `tool_choice`, or choose another "
                 "model.",

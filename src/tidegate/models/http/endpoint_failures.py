@@ -57,6 +57,11 @@ _UNREAD = re.compile(
 )
 """Matches errors about a document that is damaged, locked or too long, and errors of endpoints that accept no
 documents."""
+# Clients recognise the second sentence, which begins like that of OpenAI's service.
+_TOO_LONG = (
+    "the prompt is too long for the model's context length{status}. Input tokens exceed the configured limit; start a "
+    "new conversation or shorten it."
+)
 _REFUSED = "the endpoint refused the request{status}; check the model's settings."
 _TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
 _OVERLOADED_STATUS = frozenset({409, 425, 498})
@@ -240,7 +245,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
         return (
             "context",
             False,
-            "the prompt is too long for the model's context length{status}; start a new conversation or shorten it.",
+            _TOO_LONG,
         )
     if _is_large(status, marks):
         return (

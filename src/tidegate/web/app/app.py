@@ -214,7 +214,9 @@ class App:
                 code="unknown_url",
             )
         if route is None:
-            raise NotFound(f"There is nothing at {scope['path'][:200]!r}; see /openapi.json.")
+            raise NotFound(
+                f"There is nothing at {scope['path'][:200]!r}. OpenAI's API is under /v1; see /openapi.json."
+            )
         scope[_ROUTE] = route.path
         if scope["method"] not in route.app.methods:
             raise _NoMethod(scope["method"], ", ".join(route.app.methods))
