@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 
 from tidegate.agent.model_step import ModelStep
-from tidegate.agent.tool_pairs import MODEL_STEP
+from tidegate.agent.tool_results import MODEL_STEP
 from tidegate.agent.tool_runner import ToolRunner
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed

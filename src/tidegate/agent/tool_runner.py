@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 import anyio
 import msgspec
 
-from tidegate.agent.tool_pairs import interrupted, tool_step_name
 from tidegate.agent.tool_progress import Progress
+from tidegate.agent.tool_results import interrupted, tool_step_name
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import MediaLeftOut, Superseded, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled

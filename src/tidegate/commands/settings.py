@@ -4,8 +4,8 @@ import time
 from typing import get_args
 
 from tidegate.commands import approvals
+from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.commands.durations import span, split, until
-from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.config import nearest
 from tidegate.errors import Refused
 from tidegate.sessions import SessionView

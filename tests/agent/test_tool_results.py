@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.agent import is_balanced, missing, not_run
-from tidegate.agent.tool_pairs import MODEL_STEP, tool_step_name
+from tidegate.agent.tool_results import MODEL_STEP, tool_step_name
 from tidegate.values import Message, ToolCall
 
 
