@@ -1,13 +1,15 @@
-"""Ensures that every tool call has a result, however a turn ends.
+"""The results of tool calls: what the model reads, and what clients are told.
 
-`missing` lists the calls of a turn that have no result yet. An engine that ends the turn early commits a result for
-each of them, so no provider ever sees a call without a result: `not_run` if the call never started, `interrupted` if it
-did.
+Every call has a result, however its turn ends. `missing` lists the calls of a turn that have no result yet. An engine
+that ends the turn early commits a result for each of them, so no provider ever sees a call without a result: `not_run`
+if the call never started, `interrupted` if it did.
 """
 
 from collections.abc import Iterable, Sequence
 
-from tidegate.values import Message, ToolCall
+from tidegate.agent.turn import EXCERPT_CHARACTERS
+from tidegate.tools import Result, Tool
+from tidegate.values import Message, ToolCall, ToolEnded
 
 MODEL_STEP = "model-"
 """The prefix of the journal's name for a model step; the number of the step follows it."""
@@ -46,6 +48,33 @@ def interrupted(call: ToolCall, why: str, *, read_only: bool) -> Message:
     else:
         text = f"Interrupted: its effect is unknown, and it was not run again. {why}"
     return Message(role="tool", call_id=call.id, name=call.name, text=text, failed=True, interrupted=True)
+
+
+def tool_result(call: ToolCall, result: Result) -> Message:
+    """Returns the message that the model reads as the result of this call."""
+    return Message(
+        role="tool", call_id=call.id, name=call.name, text=result.text, failed=result.failed, media=result.media
+    )
+
+
+def cut_short(tool: Tool, call: ToolCall, why: str) -> Message:
+    """Returns the result of a call that was cut short. The call has failed if its tool only reads; otherwise it is
+    interrupted, with an unknown effect."""
+    if tool.read_only:
+        return tool_result(call, Result(text=why, failed=True))
+    return interrupted(call, why, read_only=False)
+
+
+def tool_ended(result: Message) -> ToolEnded:
+    """Returns the event that reports this result."""
+    return ToolEnded(
+        call_id=result.call_id,
+        name=result.name,
+        excerpt=result.text[:EXCERPT_CHARACTERS],
+        failed=result.failed,
+        media=tuple(each.words for each in result.media),
+        interrupted=result.interrupted,
+    )
 
 
 def in_call_order(messages: Iterable[Message]) -> list[Message]:
