@@ -77,14 +77,9 @@ markdown.block.ruler.at("table", boundedTable, { alt: ["paragraph", "reference"]
 
 // -- rendering ------------------------------------------------------------------------------------------------------
 
-const DIRECTED = new Set(["paragraph_open", "heading_open", "bullet_list_open", "ordered_list_open", "blockquote_open"]);
-
-markdown.core.ruler.push("page", ({ tokens }) => {
-  for (const token of tokens) {
-    if (token.level === 0 && DIRECTED.has(token.type)) token.attrSet("dir", "auto");
-    // The heading of the answer itself is at level 3.
-    if (token.type.startsWith("heading_")) token.tag = `h${Math.min(Number(token.tag[1]) + 3, 6)}`;
-  }
+markdown.core.ruler.push("headings", ({ tokens }) => {
+  // The heading of the answer itself is at level 3.
+  for (const token of tokens) if (token.type.startsWith("heading_")) token.tag = `h${Math.min(Number(token.tag[1]) + 3, 6)}`;
 });
 
 const { rules } = markdown.renderer;
@@ -99,7 +94,7 @@ rules.image = (tokens, at, options, env, renderer) => {
   const isLinked = tokens.slice(0, at).reduce((depth, { type }) => depth + (type === "link_open") - (type === "link_close"), 0) > 0;
   return isLinked ? words : `<a href="${escapeHtml(address)}" ${LINK}>${words}</a>`;
 };
-rules.table_open = (...token) => `<div class="table" dir="auto" tabindex="0" role="group" aria-label="Table">${plain(...token)}`;
+rules.table_open = (...token) => `<div class="table" tabindex="0" role="group" aria-label="Table">${plain(...token)}`;
 rules.table_close = (...token) => `${plain(...token)}</div>`;
 rules.th_open = (tokens, at) => `<th scope="col"${alignment(tokens[at])}>`;
 rules.td_open = (tokens, at) => `<td${alignment(tokens[at])}>`;
@@ -153,9 +148,10 @@ const ALWAYS = {
 
 /** HTML as a fragment of the elements and attributes that answers consist of. */
 export function sanitized(html, { math = false } = {}) {
-  const allowed = math ? MATHEMATICS : TEXT;
-  const withoutAddress = allowed.ALLOWED_ATTR.filter((name) => name !== "href");
-  return globalThis.DOMPurify.sanitize(html, { ...allowed, ...ALWAYS, ADD_URI_SAFE_ATTR: withoutAddress });
+  const { ALLOWED_TAGS, ALLOWED_ATTR } = math ? MATHEMATICS : TEXT;
+  // `body` is the root that DOMPurify parses into; if it were not allowed, everything in it would be copied.
+  const allowed = { ALLOWED_TAGS: ["body", ...ALLOWED_TAGS], ALLOWED_ATTR, ADD_URI_SAFE_ATTR: ALLOWED_ATTR.filter((name) => name !== "href") };
+  return globalThis.DOMPurify.sanitize(html, { ...allowed, ...ALWAYS });
 }
 
 /** Parses a text to the tokens of markdown-it. `env` keeps link definitions for later parts of the same text. */
@@ -166,6 +162,10 @@ export function parse(text, env = {}) {
 /** Renders tokens, each block of the outermost level to one element. */
 export function render(tokens, env = {}) {
   const fragment = sanitized(markdown.renderer.render(tokens, markdown.options, env));
-  for (const node of [...fragment.childNodes]) if (node.nodeType !== Node.ELEMENT_NODE) node.remove(); // line breaks between blocks
+  for (const node of [...fragment.childNodes]) {
+    if (node.nodeType !== Node.ELEMENT_NODE) node.remove(); // a line break between blocks
+    // While HTML is parsed, the direction would be determined anew for each text that is added, in quadratic time.
+    else if (!node.dir) node.dir = "auto";
+  }
   return fragment;
 }
