@@ -54,9 +54,9 @@ def notices(packages: list[dict[str, Any]]) -> str:
     """A page that lists the packages with their licences."""
     lines = [
         "# Third-party notices\n",
-        "The chat page contains files of these packages. It has no build step and requests nothing from other hosts, so",
-        "they are kept here as their authors publish them on npm. In the files of Preact and its signals, the names of",
-        "imported modules are replaced with paths. Generated from `packages.toml` by `tools/vendor.py`.\n",
+        "The chat page contains files of these packages. It has no build step and requests nothing from other hosts,",
+        "so they are kept here as their authors publish them on npm. In the files of Preact and its signals, the names",
+        "of imported modules are replaced with paths. Generated from `packages.toml` by `tools/vendor.py`.\n",
         "| package | version | licence | files |",
         "|---|---|---|---|",
     ]

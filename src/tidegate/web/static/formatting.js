@@ -14,7 +14,7 @@ const LONGEST_KEPT = 10_000; // characters of a source whose result is kept
 const STYLES = new Set([
   "background-color", "border", "border-bottom", "border-color", "border-left", "border-right", "border-top", "color", "display",
   "font-family", "font-style", "font-weight", "height", "justify-content", "margin", "margin-left", "margin-right", "math-depth",
-  "math-style", "padding", "padding-bottom", "padding-left", "padding-right", "padding-top", "position", "text-align", "vertical-align",
+  "math-style", "padding", "padding-bottom", "padding-left", "padding-right", "padding-top", "text-align", "vertical-align",
   "white-space", "width",
 ]);
 
