@@ -6,7 +6,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, TimeoutError, expect
 
 from tests.page.browser import Visit
 from tests.page.conftest import say
@@ -315,3 +315,25 @@ def test_no_text_blocks_the_page(page_for_text: Page, name: str) -> None:
     }"""
     part, whole, ordinary = page_for_text.evaluate(spent, HOSTILE[name])
     assert whole <= 10 * part or whole <= 2 * ordinary, (part, whole, ordinary)
+
+
+def test_a_formatter_that_does_not_end_is_ended(page: Page) -> None:
+    """The page stays usable, the text stays as it was written, and after three attempts there is no further one."""
+    endless = "onmessage = () => { for (;;); };"
+    script = {"body": endless, "content_type": "text/javascript"}
+    page.context.route("**/formatting_worker.js", lambda route: route.fulfill(**script))
+    try:
+        with page.expect_worker():
+            say(page, "say $a$ $b$ $c$ $d$ $e$ $f$")
+        with page.expect_worker():
+            pass
+        with page.expect_worker():
+            expect(page.locator(".answer .math").first).to_have_text("$a$")
+        while page.workers:
+            expect(page.locator(".answer .math").first).to_have_text("$a$")
+        with pytest.raises(TimeoutError), page.expect_worker(timeout=1_000):
+            say(page, "say still here $g$")
+        expect(page.locator(".answer .math").last).to_have_text("$g$")
+        assert page.workers == []
+    finally:
+        page.context.unroute_all()
