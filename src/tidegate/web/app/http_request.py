@@ -45,6 +45,7 @@ Decoding millions of empty lists would block all other requests for seconds."""
 
 _KNOWN = frozenset(
     {
+        b"accept-encoding",
         b"authorization",
         b"content-length",
         b"content-type",
