@@ -12,6 +12,9 @@ from pathlib import Path
 
 REPOSITORY = ".git"
 
+HEAD = "HEAD"
+"""The file by which git takes any folder for a repository, with a configuration of its own."""
+
 NAMES_ANYWHERE = (
     ".envrc", ".vscode", ".idea", ".zed", ".helix", ".devcontainer", ".devcontainer.json", ".cursor/mcp.json",
     ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el", ".dir-locals-2.el",
@@ -52,7 +55,7 @@ def is_protected(project: str, folder: int, name: str) -> bool:
     if parent != root and not parent.startswith(f"{root}/"):
         return True
     parts = [*parent[len(root) :].split("/")[1:], name]
-    if REPOSITORY in (part.lower() for part in parts):
+    if name == HEAD or REPOSITORY in (part.lower() for part in parts):
         return True
     path = "/".join(parts).lower()
     if _is_below(path, (*NAMES, *(named.lower() for named in named_by_git(root, f"{root}/.git", _config(root))))):
