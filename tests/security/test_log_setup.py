@@ -193,9 +193,9 @@ def test_a_long_line_of_what_might_be_a_secret_is_looked_through_in_bounded_time
     for text in (short, long):
         tries = []
         for _ in range(3):
-            began = time.perf_counter()
+            began = time.thread_time()
             redactor.text(text)
-            tries.append(time.perf_counter() - began)
+            tries.append(time.thread_time() - began)
         took.append(min(tries))
     assert took[1] < 40 * max(took[0], 1e-4)
 

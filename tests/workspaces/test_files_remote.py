@@ -69,13 +69,14 @@ def fill(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
 
-async def test_protected_files_are_not_written_in_a_remote_project(place: Place) -> None:
-    """X12: the check is sent along; outside a project it refuses nothing."""
-    files = RemoteFiles(_opening(place), (), place.spec.temporary, project=True)
+async def test_protected_files_are_not_written_on_another_machine(place: Place) -> None:
+    """X11, X12: the check is sent along; commands run there without a sandbox."""
+    files = RemoteFiles(_opening(place), (), place.spec.temporary)
     for path in (".git/hooks/post-commit", ".envrc", "sub/.git/config"):
         assert "is read-only: other programs" in await result_or_refusal(files.write(path, b"evil"))
+    home = await place.output_of("echo $HOME")
+    assert "is read-only" in await result_or_refusal(files.write(f"{home}/.local/bin/git", b"evil"))
     await files.write(".gitignore", b"x")
-    await RemoteFiles(_opening(place), (), place.spec.temporary).write(".envrc", b"x")
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ class _Survey:
         if worktree:
             self.protect(f"{path}/gitdir")
             return
-        for named in named_by_git(self._project, f"{self._project}/{path}", config):
+        for named in named_by_git(self._project, f"{self._project}/{path}", self._text_at):
             self.protect(named)
         for name in self._folders(f"{path}/worktrees"):
             self._git_dir(f"{path}/worktrees/{name}")
@@ -317,6 +317,9 @@ class _Survey:
             for name, text in needed.items():
                 with contextlib.suppress(OSError):  # it exists, or the folder is not writable
                     _make(f"/proc/self/fd/{folder}/{name}", text, owner)
+
+    def _text_at(self, path: str) -> bytes:
+        return self._text(path.removeprefix(f"{self._project}/"))
 
     def _text(self, path: str) -> bytes:
         with self._at(os.path.normpath(path)) as there:

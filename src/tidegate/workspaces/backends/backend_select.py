@@ -53,7 +53,7 @@ class NoCommands:
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
-        mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
+        mount = Mount(inner="/workspace", folder=spec.folder, guarded=spec.project)
         return LocalFiles((mount,), self._spawner, user=spec.user)
 
     async def check(self) -> str | None:

@@ -140,7 +140,7 @@ class BubblewrapBackend:
 
         return LocalFiles(
             (
-                Mount(inner=INNER, folder=spec.folder, project=spec.project),
+                Mount(inner=INNER, folder=spec.folder, guarded=spec.project),
                 Mount(inner=HOME, folder=spec.home),
                 Mount(inner="/tmp", folder=spec.temporary),
                 *seen,

@@ -32,7 +32,7 @@ from tidegate.workspaces.backends.interface import (
 from tidegate.workspaces.created_files import CreatedFiles
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import GROUP_REMOVED, JOIN_SCRIPT, Cgroup, CommandGroup, command_group
-from tidegate.workspaces.kernel.process_table import ProcessTable, segment_bytes
+from tidegate.workspaces.kernel.process_table import ProcessTable, ipc_bytes
 from tidegate.workspaces.kernel.users import as_user
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, kill_and_close, killed_on_error
 from tidegate.workspaces.protected_mounts import (
@@ -50,13 +50,13 @@ INNER = "/workspace"
 HOME = "/home/agent"
 
 LIST_SECONDS = 1.0
-"""Interval between listings of System V shared memory. Each listing starts a process. Used only without control
-groups."""
+"""Interval between listings of System V shared memory, messages and semaphores. Each listing starts a process. Used
+only without control groups."""
 
 LISTING_SECONDS = 10.0
 """Time limit of one listing, which normally takes milliseconds."""
 
-SEGMENTS = "/proc/sysvipc/shm"
+IPC = ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem")
 
 ENTERING_PROCESSES = 16
 """The number of processes allowed beyond the limit while commands enter a sandbox. Each entering command needs two."""
@@ -117,7 +117,7 @@ class BubblewrapSandbox:
         self._commands: set[SandboxCommand] = set()
         self._service = asyncio.Lock()
         self._closed = False
-        self._segments = 0
+        self._ipc_bytes = 0
         self._list_again = 0.0
         self.close_reason = ""
         with contextlib.ExitStack() as opened:
@@ -235,19 +235,20 @@ class BubblewrapSandbox:
 
     async def load(self) -> SandboxUsage:
         if "memory_bytes" not in self.kernel_limits and time.monotonic() >= self._list_again:
-            self._segments = await self._listed()
+            self._ipc_bytes = await self._listed()
             self._list_again = time.monotonic() + LIST_SECONDS
-        look = partial(self._table.load, places=_IN_MEMORY, beside=self._segments)
+        look = partial(self._table.load, places=_IN_MEMORY, beside=self._ipc_bytes)
         return await to_thread.run_sync(look, self._spec.limits)
 
     async def _listed(self) -> int:
-        """Returns the size of the sandbox's System V shared memory. The kernel shows it only inside the namespace."""
+        """Returns the size of the sandbox's System V shared memory, messages and semaphores. The kernel shows them only
+        inside the namespace."""
         enter = [self._programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
-        listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", SEGMENTS]
+        listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", *IPC]
         try:
             child = await self._spawner.spawn(listing, {}, passing={self._owner: 3})
         except OSError:  # the next check tries again
-            return self._segments
+            return self._ipc_bytes
         data = b""
         try:
             async with asyncio.timeout(LISTING_SECONDS):
@@ -257,7 +258,7 @@ class BubblewrapSandbox:
             log.warning("the shared memory of a sandbox cannot be listed", session=self._spec.session)
         finally:
             await kill_and_close(child)
-        return segment_bytes(data)
+        return ipc_bytes(data)
 
     async def wait(self) -> None:
         await self._holder.wait()

@@ -53,9 +53,9 @@ LIMIT_NAMES: Mapping[str, str] = MappingProxyType(
 """The names of the limits in messages to people."""
 
 FILES_IN_SOCKETS = "files in transit through sockets that no process has open"
-BUFFERS = "buffers of sockets and pipes"
-SEGMENTS = "System V shared memory that is not mapped"
-UNMAPPED = "memfds and shared memory that are not mapped"
+BUFFERS = "buffers of sockets and pipes, and the kernel's memory for open files, timers and watches"
+SEGMENTS = "System V shared memory that is not mapped, messages and semaphores"
+UNMAPPED = "memfds and shared memory that are not mapped, messages and semaphores, and memory for address spaces"
 CLOSED = "memfds and deleted files of processes that may not be inspected (PR_SET_DUMPABLE)"
 """Resources that no file below /proc shows to the gateway, so polled limits do not count them."""
 

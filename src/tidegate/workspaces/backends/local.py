@@ -78,8 +78,10 @@ class LocalBackend:
         return str(folder)
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
-        own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
+        # Otherwise a file that nobody approved could change what a permitted command, such as `git status`, executes.
+        own = [Mount(inner=str(spec.folder), folder=spec.folder, guarded=True)]
+        own += [Mount(inner=str(spec.home), folder=spec.home, writable=False)]
+        own += [Mount(inner=str(spec.temporary), folder=spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 

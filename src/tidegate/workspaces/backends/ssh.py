@@ -76,7 +76,7 @@ class SshBackend:
         return "."
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        return RemoteFiles(open_sandbox, spec.read_only, spec.temporary, project=spec.project)
+        return RemoteFiles(open_sandbox, spec.read_only, spec.temporary)
 
     async def check(self) -> str | None:
         """Checks only whether the backend can work in principle. A machine that is temporarily unreachable is reported

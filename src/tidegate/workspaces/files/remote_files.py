@@ -80,8 +80,7 @@ _MODULES = (
 
 class RemoteFiles:
     """`open_sandbox` opens the session's sandbox. `read_only` are further folders on the other machine that may be
-    read. `project` is true if the working folder belongs to the user. Opened files are copied to `folder` on this
-    machine."""
+    read. Opened files are copied to `folder` on this machine."""
 
     def __init__(
         self,
@@ -89,11 +88,9 @@ class RemoteFiles:
         read_only: Sequence[Path],
         folder: Path,
         *,
-        project: bool = False,
         search_seconds: float = SEARCH_SECONDS,
     ) -> None:
         self._open_sandbox = open_sandbox
-        self._project = project
         self._read_only = [str(path) for path in read_only]
         self._folder = folder
         self._search_seconds = search_seconds
@@ -150,9 +147,7 @@ class RemoteFiles:
     @asynccontextmanager
     async def _request(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
-        request = json.dumps(
-            {"what": what, "read_only": self._read_only, "project": self._project, **question}
-        ).encode()
+        request = json.dumps({"what": what, "read_only": self._read_only, **question}).encode()
         sandbox = await self._open_sandbox()
         child = await sandbox.spawn(shell_script.frame(BOOTSTRAP), new_id("f"))
         try:

@@ -33,7 +33,7 @@ Answer = tuple[Any, bytes]
 
 def serve() -> None:
     question = json.loads(_taken(int(_line())))
-    filesystem = Filesystem(_mounts(question.pop("read_only"), question.pop("project")))
+    filesystem = Filesystem(_mounts(question.pop("read_only")))
     answers: dict[str, Callable[[Filesystem, Question], Answer]] = {
         "lines": _lines, "load": _load, "write": _write, "list": _list, "search": _search
     }  # fmt: skip
@@ -49,12 +49,15 @@ def serve() -> None:
     _send_answer({"result": result, "bytes": len(data)}, data)
 
 
-def _mounts(read_only: list[str], project: bool) -> list[Mount]:
+def _mounts(read_only: list[str]) -> list[Mount]:
     # lint: allow it is the environment of a command, in which this runs
-    work, *beside = [Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])]
-    own = [Mount(inner=str(work), folder=work, project=project)]
-    own += [Mount(inner=str(folder), folder=folder) for folder in beside]
-    return [*own, *(Mount(inner=name, folder=Path(name), writable=False) for name in read_only)]
+    work, home, temporary = Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])
+    return [  # the same as those of `local`: commands run there without a sandbox
+        Mount(inner=str(work), folder=work, guarded=True),
+        Mount(inner=str(home), folder=home, writable=False),
+        Mount(inner=str(temporary), folder=temporary),
+        *(Mount(inner=name, folder=Path(name), writable=False) for name in read_only),
+    ]
 
 
 def _lines(filesystem: Filesystem, question: Question) -> Answer:

@@ -22,8 +22,10 @@ _KIB = 1024
 _BLOCK = 512  # the unit of st_blocks on every system
 _MOST_MAPS = 64 * 1024 * 1024  # of one process: more than the kernel's 65530 mappings take
 _MAP_LINE = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S{4} [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
+_DELETED = b" (deleted)"
+_DELETED_LINE = re.compile(rb"^.*" + re.escape(_DELETED) + rb"$", re.MULTILINE)
 _OWN_FIELDS = (b"RssAnon", b"RssShmem", b"VmSwap")
-_SEGMENT_FIELDS = 16  # of a line that describes a segment; its last two are bytes
+_PAGE_TABLES = (b"VmPTE",)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -61,6 +63,15 @@ def program_name(pid: int) -> str:
         return _contents(process, "comm").decode(errors="replace").strip()
 
 
+_MAPPING_BYTES = 256
+_INODE_BYTES = 1024
+_OBJECT_BYTES = 512  # of a message queue, a set of semaphores or a segment
+_MESSAGE_BYTES = 64
+_SEMAPHORE_BYTES = 128
+"""The kernel's memory for one object of each kind, rounded up: none of it belongs to a process. The kernel by default
+allows gigabytes of each."""
+
+
 class ProcessTable:
     """The processes shown by a folder like /proc, or those listed by `names`. It owns the descriptor of the folder. The
     descriptor is not used after `close`, since its number may belong to another file by then."""
@@ -82,10 +93,11 @@ class ProcessTable:
             return frozenset(id for id, _ in self._processes())
 
     def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
-        """Returns the combined usage of the processes. `places` are file systems in memory, named relative to this
-        folder. `beside` is the size in bytes of memory that belongs to no process. Shared memory counts in full for
-        every process that maps it. If the sum exceeds the limit, each process counts only its share, which takes longer
-        to read. If there are too many processes, only their number is returned."""
+        """Returns the combined usage of the processes, including the kernel's memory for their address spaces. `places`
+        are file systems in memory, named relative to this folder. `beside` is the size in bytes of memory that belongs
+        to no process. Shared memory counts in full for every process that maps it. If the sum exceeds the limit, each
+        process counts only its share, which takes longer to read. If there are too many processes, only their number is
+        returned."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
                 return SandboxUsage(processes=count)
@@ -95,10 +107,11 @@ class ProcessTable:
             for _, process in self._processes():
                 count += 1
                 unnamed.add(process)
-                own += _own_bytes(process)
-            kept += beside + unnamed.memory_bytes
+                own += _status_bytes(process, _OWN_FIELDS)
+                kept += _status_bytes(process, _PAGE_TABLES)
+            kept += beside + unnamed.memory_bytes + unnamed.mappings * _MAPPING_BYTES
             used = own + kept
-            if used > limits.memory_bytes:
+            if kept <= limits.memory_bytes < used:
                 used = kept + sum(_shared_bytes(process, unnamed) for _, process in self._processes())
         return SandboxUsage(
             processes=count,
@@ -115,6 +128,7 @@ class ProcessTable:
                 found = os.statvfs(folder)
                 devices.add(os.fstat(folder).st_dev)
                 total += (found.f_blocks - found.f_bfree) * found.f_frsize
+                total += (found.f_files - found.f_ffree) * _INODE_BYTES
         return frozenset(devices), total
 
     def is_crowded(self, most: int) -> bool:
@@ -190,6 +204,7 @@ class UnnamedFiles:
         self._sizes: dict[tuple[int, int], int] = {}  # lint: allow it is bounded, and kept for one measurement
         self._anonymous = _anonymous_device()
         self.descriptors = 0
+        self.mappings = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -218,7 +233,9 @@ class UnnamedFiles:
                     found = os.stat(name, dir_fd=folder)
                     if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                         self._add(found.st_dev, found.st_ino, found.st_blocks * _BLOCK)
-        for mapped in _mapped(_contents(process, "maps", _MOST_MAPS)):
+        maps = _contents(process, "maps", _MOST_MAPS)
+        self.mappings += maps.count(b"\n")
+        for mapped in _mapped(found[0] for found in _DELETED_LINE.finditer(maps)):
             if mapped.deleted and mapped.device != self._anonymous:  # memfds are already part of the process's memory
                 self._add(mapped.device, mapped.inode, mapped.size)
 
@@ -237,7 +254,7 @@ class _Mapped(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        return self.path.endswith(b" (deleted)")
+        return self.path.endswith(_DELETED)
 
     @property
     def is_segment(self) -> bool:
@@ -245,8 +262,8 @@ class _Mapped(NamedTuple):
         return self.path.startswith(b"/SYSV")
 
 
-def _mapped(text: bytes) -> Iterator[_Mapped]:
-    for line in text.splitlines():
+def _mapped(lines: Iterable[bytes]) -> Iterator[_Mapped]:
+    for line in lines:
         if (found := _MAP_LINE.match(line)) is not None:
             start, end, major, minor = (int(found[index], 16) for index in range(1, 5))
             yield _Mapped(os.makedev(major, minor), int(found[5]), end - start, found[6])
@@ -261,17 +278,28 @@ def _anonymous_device() -> int:
         os.close(fd)
 
 
-def segment_bytes(listed: bytes) -> int:
-    """Returns the size of System V shared memory, both in memory and swapped out, from the text of
-    /proc/sysvipc/shm."""
-    rows = [line.split() for line in listed.splitlines()[1:]]
-    return sum(int(row[-2]) + int(row[-1]) for row in rows if len(row) >= _SEGMENT_FIELDS)
+def ipc_bytes(listed: bytes) -> int:
+    """Returns the memory of System V shared memory (also swapped out), message queues and semaphores, from the text of the
+    files in /proc/sysvipc. Each of them begins with the names of its columns."""
+    names: list[bytes] = []
+    total = 0
+    for line in listed.splitlines():
+        fields = line.split()
+        if fields[:1] == [b"key"]:
+            names = fields
+            continue
+        row = {name: int(field) for name, field in zip(names, fields, strict=False) if name in _SIZES}
+        total += _OBJECT_BYTES + sum(value * _SIZES[name] for name, value in row.items())
+    return total
 
 
-def _own_bytes(process: int) -> int:
-    """Returns the memory of a process, without pages mapped from files."""
+_SIZES = {b"rss": 1, b"swap": 1, b"cbytes": 1, b"qnum": _MESSAGE_BYTES, b"nsems": _SEMAPHORE_BYTES}
+
+
+def _status_bytes(process: int, names: tuple[bytes, ...]) -> int:
+    """Returns the sum of these fields of a process's status. Pages mapped from files are in none of them."""
     status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
-    return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
+    return sum(int(status[name].split()[0]) * _KIB for name in names if name in status)
 
 
 def _shared_bytes(process: int, counted: UnnamedFiles) -> int:
@@ -280,7 +308,7 @@ def _shared_bytes(process: int, counted: UnnamedFiles) -> int:
     for line in _contents(process, "smaps", _MOST_MAPS).splitlines():
         if line.startswith((b"Pss:", b"SwapPss:")):
             total += 0 if skipped else int(line.split()[1]) * _KIB
-        elif mapped := next(_mapped(line), None):
+        elif mapped := next(_mapped([line]), None):
             skipped = mapped.is_segment or counted.counts(mapped.device, mapped.inode)
     return total
 
