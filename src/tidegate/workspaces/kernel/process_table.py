@@ -279,8 +279,8 @@ def _anonymous_device() -> int:
 
 
 def ipc_bytes(listed: bytes) -> int:
-    """Returns the memory of System V shared memory (also swapped out), message queues and semaphores, from the text of the
-    files in /proc/sysvipc. Each of them begins with the names of its columns."""
+    """Returns the size of System V shared memory (also swapped out), message queues and semaphores, from the text of
+    the files in /proc/sysvipc. Each of them begins with the names of its columns."""
     names: list[bytes] = []
     total = 0
     for line in listed.splitlines():
