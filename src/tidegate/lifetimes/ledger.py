@@ -123,7 +123,7 @@ class Account:
 
 
 class Hold:
-    """One held resource. Call `release` when the resource is gone. Resources that grow or shrink are measured with `view`."""
+    """One held resource, until `release`. Resources that grow or shrink are measured with `view`."""
 
     __slots__ = ("_account", "bytes", "children", "count", "fds", "kind")
 
