@@ -17,6 +17,7 @@ from anyio import from_thread
 from tidegate.line_search import LinePattern, Match, Words, blocks, read_pattern
 from tidegate.spool.excerpts import clean
 from tidegate.spool.jobs.runner import JobRunner
+from tidegate.text_parts import char_start
 from tidegate.values import Frozen
 
 SECONDS = 10.0
@@ -116,9 +117,7 @@ def _matches(
 def _excerpt(line: bytes, start: int, end: int) -> str:
     """Returns the match with its context."""
     first, last = max(0, start - AROUND), min(len(line), min(end, start + AROUND) + AROUND)
-    for _ in range(3):  # avoids splitting a character
-        first -= first > 0 and line[first] & 0xC0 == 0x80
-        last -= last < len(line) and last > start and line[last] & 0xC0 == 0x80
+    first, last = char_start(line, first), max(char_start(line, last), min(start, last))
     return f"{'…' if first else ''}{clean(line[first:last]).decode()}{'…' if last < len(line) else ''}"
 
 

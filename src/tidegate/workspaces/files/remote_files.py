@@ -72,7 +72,7 @@ class Frozen:
 """Minimal replacements for the modules that the sent modules import."""
 
 _MODULES = (
-    "anyio", "tidegate.errors", "tidegate.values", "tidegate.line_search",
+    "anyio", "tidegate.errors", "tidegate.values", "tidegate.line_search", "tidegate.text_parts",
     f"{_FILES}.file_values", f"{_FILES}.file_user", f"{_FILES}.protected_paths", f"{_FILES}.mounts",
     f"{_FILES}.walk", f"{_FILES}.atomic_write", f"{_FILES}.globs", f"{_FILES}.file_search", f"{_FILES}.filesystem",
     remote_server.__name__,
