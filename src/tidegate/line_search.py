@@ -5,9 +5,9 @@ applied to each line on its own, whose end may be `\\n` or `\\r\\n`. `\\d`, `\\w
 `[…]`, `\\pL` and ignoring case cover every character. Look-around, back references, and what would look beyond the line
 (`\\A`, `\\z`, `\\C`, `\\n`, `(?-m)`) are refused in one sentence. Bytes that are not UTF-8 match nothing.
 
-RE2 is imported with the first pattern. Compiling and searching block, without holding the interpreter: they belong in
-worker threads. A search is read in blocks, between which its caller can stop it; no block takes longer than
-`MOST_INSTRUCTIONS` allows. Nothing is kept between searches.
+RE2 is imported with the first pattern. Compiling takes at most some 40 ms; searching does not hold the interpreter.
+Both block and belong in worker threads. A text is read in blocks, between which the caller can stop the search; no
+block takes longer than `MOST_INSTRUCTIONS` allows. Nothing is kept between searches.
 """
 
 import re
