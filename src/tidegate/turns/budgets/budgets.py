@@ -76,6 +76,11 @@ class Budgets:
 
     # -- for turns --
 
+    @property
+    def shared(self) -> tuple[BudgetRule, ...]:
+        """The rules whose spending is counted by principal, agent, session or job."""
+        return self._shared
+
     async def spend_guard(self, model: Model, session: SessionRow, job: str) -> SpendGuard:
         """Returns the budgets that calls of this model in one turn are charged to."""
         if (common := self.common.get(model.name)) is not None:
