@@ -1,4 +1,4 @@
-"""HTTP connections: early responses, clients that hang up, HTTP/1.0 clients."""
+"""HTTP connections: early responses, half-closed connections, HTTP/1.0 clients."""
 
 import asyncio
 import json
@@ -243,14 +243,69 @@ async def test_a_lingering_connection_does_not_delay_the_stop(home: Path, model:
         await stream.aclose()
 
 
-# -- a client that hangs up --------------------------------------------------------------------------------------------
+# -- a client that says that it will send no more ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", STREAMED)
+@pytest.mark.parametrize("headers", ["", "X-Session-Id: n\r\n"])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_a_half_closed_connection_gets_its_answer(
+    gateway: InProcessGateway, model: ScriptedModel, stream: bool, headers: str, version: str
+) -> None:
+    """H15, H16: only a client that hangs up completely has left; the answer is complete, then the gateway hangs up
+    too."""
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            text = "one [hold there] [say whole]"
+            await wire.send(request(gateway, text, version=version, headers=headers, stream=stream))
+            await wire.send_eof()
+            await model.held("there")
+            answer = await wire.receive()  # the gateway has seen the end, and its first bytes ask whether we are there
+            model.release("there")
+            answer += await rest(wire)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+    assert head.count(b"HTTP/") == 1
+    assert b"whole" in body
+    if stream and version == "1.1":
+        assert unchunked(body).endswith(b"data: [DONE]\n\n")
+    assert gateway.service.status().turns.answered == 1
+
+
+async def test_a_stream_continues_after_its_reader_half_closes(gateway: InProcessGateway, model: ScriptedModel) -> None:
+    """H16: even when it has already begun."""
+    with anyio.fail_after(WAIT):
+        async with await connect(gateway) as wire:
+            await wire.send(request(gateway, "one [words 5] [tool clock {}] [hold there step=1]", stream=True))
+            answer = await wire.receive()
+            await model.held("there")
+            await wire.send_eof()
+            while not answer.endswith(b"\r\n0"):
+                answer += await wire.receive()
+            model.release("there")
+            answer += await rest(wire)
+    _, _, body = answer.partition(b"\r\n\r\n")
+    assert unchunked(body).endswith(b"data: [DONE]\n\n")
+
+
+def unchunked(body: bytes) -> bytes:
+    """The content of a chunked body, which must be complete."""
+    found = b""
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        if not length:
+            assert body == b"\r\n"
+            return found
+        assert body[length : length + 2] == b"\r\n"
+        found, body = found + body[:length], body[length + 2 :]
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_client_that_closes_its_sending_side_has_left(
+async def test_a_client_that_hangs_up_has_left_however_it_does_so(
     gateway: InProcessGateway, model: ScriptedModel, begun: bool
 ) -> None:
-    """H16: before the response has begun and in the middle of it."""
+    """H16: first its sending side, then the other; before the response has begun and in the middle of it."""
     text = "one [tool clock {}] [hold there step=1]" if begun else "one [hold there]"
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as wire:
@@ -259,8 +314,8 @@ async def test_a_client_that_closes_its_sending_side_has_left(
                 await wire.receive()
             await model.held("there")
             await wire.send_eof()
-            while gateway.service.census()["turns_running"]:
-                await anyio.sleep(0.005)
+        while gateway.service.census()["turns_running"]:
+            await anyio.sleep(0.005)
     assert gateway.service.status().turns.stopped == 1
     with anyio.fail_after(WAIT):
         while gateway.server.connections:

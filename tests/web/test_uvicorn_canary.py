@@ -28,6 +28,7 @@ METHODS: dict[tuple[type, str], tuple[list[str], str]] = {
     (HttpToolsProtocol, "__init__"): (["config", "server_state", "app_state", "_loop"], "HttpConnection calls it"),
     (HttpToolsProtocol, "connection_made"): (["transport"], "HttpConnection passes a BufferedTransport to it"),
     (HttpToolsProtocol, "connection_lost"): (["exc"], "HttpConnection stops its timers around it"),
+    (HttpToolsProtocol, "eof_received"): ([], "HttpConnection replaces it, to answer half-closed connections"),
     (HttpToolsProtocol, "data_received"): (["data"], "HttpConnection bounds an unfinished head after it"),
     (HttpToolsProtocol, "pause_writing"): ([], "HttpConnection starts the timer for stalled readers there"),
     (HttpToolsProtocol, "resume_writing"): ([], "HttpConnection stops the timer for stalled readers there"),
@@ -71,7 +72,7 @@ CONNECTION_ATTRIBUTES: dict[str, tuple[type | tuple[type, ...], str]] = {
 CYCLE_ATTRIBUTES: dict[str, tuple[object, str]] = {
     "chunked_encoding": (None, "Http10Response sets it to False before a stream's head"),
     "expected_content_length": (0, "Http10Response sets it for each piece of a stream"),
-    "keep_alive": (True, "HttpConnection sets it to False for connections beyond the limit"),
+    "keep_alive": (True, "HttpConnection sets it to False for connections beyond the limit and half-closed ones"),
     "more_body": (True, "HttpConnection must know whether the request is still arriving"),
     "response_complete": (False, "HttpConnection is idle when it is True"),
     "response_started": (False, "HttpConnection must know whether an error can still be sent"),

@@ -4,7 +4,7 @@ The request line and headers are bounded in bytes, number and time. An idle conn
 time. A connection that never sends a request is closed after `HttpTimes.head`. A client that stops reading is dropped.
 A request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
 format after the responses to the requests before it, and the connection is closed. A client gets its response even
-while it is still sending, and over HTTP/1.0. A client that closes its sending side has hung up.
+while it is still sending, after it has closed its sending side (without TLS), and over HTTP/1.0.
 
 Requests run as tasks of the server's scope. The connection owns its transport; `abort` drops it.
 """
@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tidegate.web.app.http_response import ErrorAnswer, ErrorBody, request_id
-from tidegate.web.http1.transport import BufferedTransport
+from tidegate.web.http1.transport import BufferedTransport, HalfCloseWatch
 
 HEADER_BYTES = 64 * 1024
 """The maximum size of the request line and headers together, in bytes. Only a browser's cookies for localhost can make
@@ -90,6 +90,7 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._half_closed: HalfCloseWatch | None = None
         self._refusal = (400, "This is not a valid HTTP request.", "invalid_http")
         self._refused = False
 
@@ -115,11 +116,25 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         self.resume_writing()
         super().connection_lost(exc)
         if exc is not None:
             self._unset_keepalive_if_required()
         self._lost(self)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Handle the end of the peer's sending side. The connection stays open while a complete request waits for its
+        response."""
+        cycle = self.cycle
+        if self.is_idle or self._buffered.unread or self.scheme == "https":
+            return False
+        cycle.keep_alive = False
+        if not self.pipeline:
+            self._half_closed = HalfCloseWatch(self._buffered, self.loop)
+            self._half_closed.start(response_started=cycle.response_started, chunked=bool(cycle.chunked_encoding))
+        return True
 
     def data_received(self, data: bytes) -> None:
         if b"pgrade:" in data and (self._in_head or self.is_idle):

@@ -1,14 +1,18 @@
-"""The transport of an HTTP connection: buffered writes and a lingering close.
+"""The transport of an HTTP connection: buffered writes, a lingering close and the check of half-closed peers.
 
 `BufferedTransport` wraps asyncio's transport. Everything written in one iteration of the event loop leaves in one
 system call, so a response head and its body share a packet. If `close` is called while the peer is still sending,
 everything already written is still delivered (`LingeringClose`); a second `close` gives up on that, too. A peer that
 does not read the rest of its response is dropped like any other that stops reading.
 
-The connection owns the transport. `LingeringClose` owns only its timer.
+`HalfCloseWatch` distinguishes a peer that has only closed its sending side, which stays connected, from one that has
+hung up, which is dropped soon after.
+
+The connection owns the transport. Each helper owns only its timer.
 """
 
 import asyncio
+import socket
 from typing import Any
 
 LINGER_BYTES = 64 * 1024 * 1024
@@ -18,6 +22,15 @@ LINGER_SECONDS = 30.0
 """The maximum duration of a lingering close in seconds. It is enough to receive the rest of a body and deliver the
 response over a slow connection."""
 
+HEAD_START = b"HTTP/1.1 "
+"""The first bytes of every response, whatever its status."""
+CHUNK_START = b"0"
+"""The start of a chunk's size, which may always be written with a leading zero."""
+FIRST_PROBE_SECONDS = 0.02
+"""The seconds to wait for a TCP reset from a nearby peer. Each later probe waits twice as long, for more distant
+peers."""
+LONGEST_PROBE_SECONDS = 1.0
+
 
 class BufferedTransport(asyncio.Transport):
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -25,6 +38,7 @@ class BufferedTransport(asyncio.Transport):
         self._transport = transport
         self._loop = loop
         self._buffer: list[bytes] = []
+        self._sent_ahead = b""
         self.unread = False
         """True if the peer has begun to send a request that has not arrived completely."""
         self.abort = transport.abort  # type: ignore[method-assign]
@@ -57,6 +71,20 @@ class BufferedTransport(asyncio.Transport):
         receiver = self._transport.get_protocol()
         assert isinstance(receiver, asyncio.Protocol)
         LingeringClose(receiver, self._transport, self._loop).start()
+
+    def send_ahead(self, data: bytes) -> None:
+        """Send the first bytes of the next write immediately."""
+        self.flush()
+        self._transport.write(data)
+        self._sent_ahead = data
+        self.write = self._write_rest  # type: ignore[method-assign]
+
+    def _write_rest(self, data: Any) -> None:
+        del self.write
+        if not data.startswith(self._sent_ahead):
+            self.abort()  # the bytes sent ahead do not belong to this response: nothing after them would make sense
+            return
+        self.write(data[len(self._sent_ahead) :])
 
 
 def _always_closing() -> bool:
@@ -102,3 +130,37 @@ class LingeringClose(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._connection.connection_lost(exc)
+
+
+class HalfCloseWatch:
+    """Drops a peer that has hung up, and keeps one that has only closed its sending side.
+
+    Both look the same on the wire, so the first bytes of the response are sent ahead: a peer that is gone resets the
+    connection. `stop` cancels the timer.
+    """
+
+    def __init__(self, transport: BufferedTransport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._wait = FIRST_PROBE_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, *, response_started: bool, chunked: bool) -> None:
+        """Start the watch. If `chunked` is true, the head is already written and chunks follow."""
+        if not response_started:
+            self._transport.send_ahead(HEAD_START)
+        elif chunked:
+            self._transport.write(CHUNK_START)
+        self._timer = self._loop.call_later(self._wait, self._probe)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _probe(self) -> None:
+        # The event loop no longer reads from this connection, so a reset has to be polled for.
+        if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+            return
+        self._wait = min(2 * self._wait, LONGEST_PROBE_SECONDS)
+        self._timer = self._loop.call_later(self._wait, self._probe)
