@@ -237,6 +237,21 @@ def test_a_status_line_is_a_complete_line_for_each_status_that_http1_sends() -> 
         )
 
 
+async def test_a_head_is_one_write_that_begins_with_the_protocol_and_a_chunk_one_that_begins_with_its_size() -> None:
+    """H16: a client that has gone is found by sending the first bytes of its response ahead."""
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"0123456789abcdef", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    use = "HalfCloseWatch sends HEAD_START or CHUNK_START ahead of these writes"
+    head, chunk, last = (await exchange(stream, LAST_GET)).writes
+    assert head.startswith(b"HTTP/1.1 ") and head.endswith(b"\r\n\r\n"), changed(f"a head is written as {head!r}", use)
+    assert chunk == b"10\r\n0123456789abcdef\r\n", changed(f"a chunk is written as {chunk!r}", use)
+    assert last == b"0\r\n\r\n", changed(f"the last chunk is written as {last!r}", use)
+
+
 async def test_requests_of_one_connection_are_started_one_after_the_other() -> None:
     """H12: each request is started by `_start_asgi_task`, a pipelined one when the response before it is complete."""
     protocol = await exchange(serve_nothing, GET, LAST_GET)
