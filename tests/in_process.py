@@ -138,7 +138,6 @@ async def in_process_gateway(
             commands=build(service),
             store=store,
             config=config,
-            models=models,
             redactor=redactor,
             health=health,
             status=status,

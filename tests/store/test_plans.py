@@ -169,7 +169,6 @@ def own(db: Db, session: str, turn: str) -> None:
     spooled.of_session(db, session, principal=OWNER)
     spooled.existing(db, ["sp_1"])
     spooled.latest_texts(db, session)
-    spooled.remove_session(db, session)
     sessions.existing(db, [session])
 
 

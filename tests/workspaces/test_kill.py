@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "65534"
-KILLS = {"sandbox": 40, "network": 25, "command": 15, "local": 10, "check": 10, "search": 10, "job": 3}
+KILLS = {"sandbox": 40, "network": 25, "command": 15, "local": 10, "check": 10, "job": 3}
 """How often each kind of start is killed: for a sandbox, often enough to find a leak in one of ten kills."""
 
 

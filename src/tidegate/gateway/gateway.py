@@ -336,7 +336,6 @@ class Gateway:
             commands=registry,
             store=self.store,
             config=self._config,
-            models=self._models,
             redactor=self._redactor,
             health=self._health,
             status=lambda: self._status_service.status(memory=True),

@@ -123,7 +123,7 @@ class Account:
 
 
 class Hold:
-    """One held resource. Call `resize` when the resource grows or shrinks, and `release` when it is gone."""
+    """One held resource, until `release`. Resources that grow or shrink are measured with `view`."""
 
     __slots__ = ("_account", "bytes", "children", "count", "fds", "kind")
 
@@ -142,11 +142,6 @@ class Hold:
     @property
     def holding(self) -> Holding:
         return Holding(self.count, self.bytes, self.fds, self.children)
-
-    def resize(self, bytes: int) -> None:
-        """Sets the number of bytes. Has no effect after the release."""
-        if self._account is not None:
-            self.bytes = bytes
 
     def release(self) -> None:
         """Releases the holding. Idempotent."""

@@ -64,7 +64,7 @@ def _locate(text: str, word: str) -> int | None:
 
 
 def _accented(text: str, words: Sequence[str]) -> int:
-    from tidegate.spool.jobs.search_job import word_pattern  # only words with accents need it
+    from tidegate.line_search import word_pattern  # only words with accents need it
 
     places = (re.search(word_pattern(word), text) for word in words)
     return next((place.start() for place in places if place), 0)

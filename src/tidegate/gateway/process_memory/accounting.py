@@ -1,7 +1,7 @@
 """Accounting of the process's memory by kind and by owner, so that growth can be traced to its owner.
 
-Every figure except the base is read from the kernel, the allocators or the ledger when it is requested. The private
-memory (RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocators' free memory, and of
+Every figure except the base is read from the kernel, the allocator or the ledger when it is requested. The private
+memory (RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocator's free memory, and of
 `unexplained`, the rest. The rest is negative if the ledger reports more memory than the process has. `explained` is the
 share that is accounted for; both missing and excess bytes lower it. A reading takes a few milliseconds.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.gateway.process_memory.allocator import interpreter_free, native_free
+from tidegate.gateway.process_memory.allocator import native_free
 from tidegate.lifetimes import Holding, Ledger, Scope
 from tidegate.models import Clients, ClientStats
 from tidegate.status_report import MemoryBreakdown, MemoryStatus, OwnerHolding, PressureStatus
@@ -57,7 +57,6 @@ class MemoryAccounting:
         self._base = 0
         ledger.view("thread", _threads)
         ledger.view("free (C library)", lambda: ((PROCESS, Holding(0, native_free())),))
-        ledger.view("free (interpreter)", lambda: ((PROCESS, Holding(0, interpreter_free())),))
 
     def watch_store(self, store: Store) -> None:
         self._ledger.view("store", lambda: (_of_store(store.stats()),))

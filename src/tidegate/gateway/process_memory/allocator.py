@@ -1,8 +1,8 @@
-"""The memory allocators of the C library and the interpreter: tuning, free memory, and trimming.
+"""The memory allocator of the C library: tuning, free memory, and trimming.
 
-Figures are read from the allocators when they are requested. If the C library or the interpreter does not provide a
-figure, it is 0 and nothing else changes. Free memory here means resident memory that is not in use. It is reused before
-the process grows, and `trim` returns the C library's part of it to the system.
+Figures are read from the allocator when they are requested. If the C library does not provide a figure, it is 0 and
+nothing else changes. Free memory here means resident memory that is not in use. It is reused before the process grows,
+and `trim` returns it to the system.
 """
 
 import ctypes
@@ -66,30 +66,6 @@ def native_free() -> int:
     info = ask()
     # Memory returned to the system still counts as free there; only resident memory is ours.
     return int(min(info.fordblks, max(0, _heaps_resident() - info.uordblks)))
-
-
-def interpreter_free() -> int:
-    """Returns the number of free bytes in the interpreter's arenas. The interpreter reports them only as text."""
-    libc, print_stats = ctypes.CDLL(None), getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
-    if print_stats is None or not hasattr(libc, "open_memstream"):
-        return 0
-    libc.open_memstream.restype = ctypes.c_void_p
-    text, size = ctypes.c_void_p(), ctypes.c_size_t()
-    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
-    if not stream:
-        return 0
-    try:
-        print_stats(stream)
-    finally:
-        libc.fclose(stream)
-    report = ctypes.string_at(text, size.value)
-    libc.free(text)
-    free = 0
-    for line in report.splitlines():
-        name, _, figure = line.partition(b"=")
-        if b"bytes in available blocks" in name or b" unused pools * " in name:
-            free += int(figure.replace(b",", b""))
-    return free
 
 
 def _heaps_resident() -> int:

@@ -114,13 +114,6 @@ def latest_texts(
     return [SpooledRow(*row) for row in rows]
 
 
-def remove_session(db: Db, session: str) -> int:
-    """Deletes all rows of a session. Returns their number. (Deleting the session deletes them too.)"""
-    db.lock("session", session)
-    db.execute("DELETE FROM spooled WHERE session = ?", (session,))
-    return db.changes()
-
-
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
     """Returns the ids in the given set that have a row. Files with other ids belong to no session."""
     rows = db.execute(f"SELECT id FROM spooled WHERE id IN {ID_LIST}", (id_list(ids),))

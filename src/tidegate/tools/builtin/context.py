@@ -26,7 +26,7 @@ async def context_search(
     ctx: ToolContext,
     *,
     query: Annotated[str, Meta(description="Words that must all occur (word* matches a prefix), or a pattern.")],
-    regex: Annotated[bool, Meta(description="Treat query as a Python regular expression.")] = False,
+    regex: Annotated[bool, Meta(description="Treat query as a regular expression (RE2), line by line.")] = False,
     everywhere: Annotated[bool, Meta(description="Search the person's other conversations too.")] = False,
     after: Annotated[str, Meta(description="Cursor for the next page, from the last answer.", max_length=2000)] = "",
     limit: Annotated[int, Meta(ge=1, le=50)] = 20,

@@ -140,7 +140,7 @@ class TurnFitter:
                 self._prepare, conversation, name="summary beside a turn"
             )
 
-    async def apply_remedy(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
+    async def apply_remedy(self, conversation: Conversation, remedy: Remedy) -> bool:
         if remedy == "thoughts":
             return await self._drop_reasoning(conversation)
         if remedy == "documents":

@@ -19,7 +19,6 @@ from tidegate.config import Config
 from tidegate.errors import NotFound, Refused, Stopping, TooManyConnections
 from tidegate.lifetimes import CacheStats, Descriptors, Holding
 from tidegate.log import Log
-from tidegate.models import Models
 from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
 from tidegate.status_report import SessionsStatus, StatusReport
@@ -275,7 +274,6 @@ def create_app(
     commands: Commands,
     store: Store,
     config: Config,
-    models: Models,
     redactor: Redactor,
     health: Health,
     status: Status,
