@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.project.quick import example_count
-from tidegate.engine.live_turn import LiveTurn, Slots
+from tidegate.engine.live_turn import LiveTurn
+from tidegate.engine.run_queue import Slots
 
 CAP = 2
 DEPTH = 2

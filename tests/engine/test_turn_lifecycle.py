@@ -10,9 +10,10 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
 from tests.store.rows import new_session, new_turn
+from tidegate.engine import TakenTurn
 from tidegate.engine.journal import Journal
-from tidegate.engine.live_turn import LiveTurn, TakenTurn
-from tidegate.engine.turn_lifecycle import Attempt, billing_of, turn_end
+from tidegate.engine.live_turn import LiveTurn
+from tidegate.engine.turn_end import Attempt, billing_of, turn_end
 from tidegate.store import Db, Store, intents, sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Message

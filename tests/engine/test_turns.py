@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core, core
+from tests.core import ANNA, WAIT, Core, core, idle
 from tidegate.store import messages
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Message, TextDelta, ToolEnded, TurnEnded, TurnStarted
@@ -228,7 +228,7 @@ async def test_a_message_steered_in_too_late_becomes_a_turn_of_its_own(home: Pat
         model.release("gate")
         await gateway.answered(accepted.turn)
         with anyio.fail_after(WAIT):
-            await gateway.components.engine.idle(accepted.session)
+            await idle(gateway, accepted.session)
         rows = await gateway.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
         late = [row for row in rows if row.message.text == "too late"]
         assert len(late) == 1 and late[0].turn != accepted.turn
