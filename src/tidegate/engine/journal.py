@@ -9,6 +9,7 @@ the news for the turn: a request to stop it, or steered messages. They are acted
 noticed even if nobody wakes the turn.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Concatenate, ParamSpec, TypeVar
@@ -193,6 +194,8 @@ class Journal:
             return recorded
         if self._parking():
             raise Parked
+        if self.is_stopped:
+            await asyncio.sleep(0)  # the cancellation of the stop is raised here, before anything is begun
         message = await (make() if effect is None else self._make(name, make, effect))
         self._count(message)
         if ends is not None and ends(message):
