@@ -55,10 +55,15 @@ class AttemptRunner:
         live.start_timer(self._turn_seconds)
         try:
             if live.stopped_by is None:
-                started = await self._start(live)
+                started: StartedTurn | StopRequest | None
+                started, live.start = live.start, None  # it may have been taken when it was accepted
+                if started is None:
+                    started = await self._store.write(start, live.turn, self._clock())
                 if started is None:
                     return None
-                if isinstance(started, StartedTurn):
+                if isinstance(started, StopRequest):
+                    live.stopped_by, live.abandoned = started.by, started.abandoned
+                else:
                     attempt.taken = started.taken
                     attempt.journal = self._open_journal(live, started)
                     await self._handler(attempt.journal, started.taken)
@@ -88,16 +93,6 @@ class AttemptRunner:
             limit = f"limits.turn_seconds ({self._turn_seconds:g} s)"
             attempt.failure = failure_of(TurnFailed(f"The turn took longer than {limit}.", code="timeout"))
         return attempt
-
-    async def _start(self, live: LiveTurn) -> StartedTurn | StopRequest | None:
-        """Take the turn, unless it was taken when it was accepted. If it is to be stopped, it is not taken."""
-        started, live.start = live.start, None
-        if started is not None:
-            return started
-        found = await self._store.write(start, live.turn, self._clock())
-        if isinstance(found, StopRequest):
-            live.stopped_by, live.abandoned = found.by, found.abandoned
-        return found
 
     def _is_end_of_process(self, error: Exception) -> bool:
         """True if a turn failed only because the process is ending and nothing can be opened any more."""

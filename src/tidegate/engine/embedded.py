@@ -340,7 +340,8 @@ class EmbeddedEngine(Engine):
             return None
         if attempt.journal is None:
             return turn_end(live, attempt, taken, await self._store.read(turns.usage_so_far, live.turn))
-        attempt.journal.count_unreached()
+        if taken.turn.fence > 1:
+            attempt.journal.count_unreached()
         return turn_end(live, attempt, taken, (live.usage, attempt.journal.steps))
 
     async def _commit(self, live: LiveTurn, end: TurnEnd, release: Callable[[Settlement], None]) -> None:

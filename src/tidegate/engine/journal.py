@@ -194,7 +194,7 @@ class Journal:
             return recorded
         if self._parking():
             raise Parked
-        if self.is_stopped:
+        if self._live.stopped_by is not None or self._live.expired:
             await asyncio.sleep(0)  # the cancellation of the stop is raised here, before anything is begun
         message = await (make() if effect is None else self._make(name, make, effect))
         self._count(message)

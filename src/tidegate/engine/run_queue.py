@@ -116,7 +116,7 @@ class RunQueue:
                 if task.started_at is None and (record := self._presence.get(task.session)) is not None:
                     self.start_next(record)
             tree = tree.parent
-        while self._ready and self.slots.free and not self.is_closed:
+        while self._ready and self.slots.is_free_for(None) and not self.is_closed:
             waiting = next(iter(self._ready))
             del self._ready[waiting]
             self.start_next(waiting)
@@ -171,13 +171,9 @@ class Slots:
         """The number of turns that have started and are not waiting."""
         return self.started - self.asking - self.delegating
 
-    @property
-    def free(self) -> bool:
-        return self.taken < self._cap
-
     def is_free_for(self, parent: LiveTurn | None) -> bool:
         """True if a turn could start now, as a task of `parent` if one is given."""
-        return self.free or (parent is not None and _has_spare_slot(parent))
+        return self.taken < self._cap or (parent is not None and _has_spare_slot(parent))
 
     def occupy(self, live: LiveTurn) -> None:
         """Give the turn a slot. If its parent has reserved one, the turn gets that slot."""

@@ -139,7 +139,7 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
         delegated=live.delegated,
         fence=fence,
         takes=fence is None,
-        keeps_outcome=not live.log.readers and not live.abandoned,
+        keeps_outcome=taken.session.kind == "ephemeral" and not live.log.readers and not live.abandoned,
         withdrawn=withdrawn,
     )
 

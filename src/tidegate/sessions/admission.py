@@ -257,7 +257,7 @@ def admit(
             return Admission(turn=running, session=session.id, how="steered")
     within = _within(db, inbound)
     ahead = OpenTurns() if created else open_turns.of_session(db, session.id)
-    idle = not ahead.total
+    idle = not (ahead.running or ahead.waiting)
     inbound = _with_calls(db, inbound, session.id, idle=idle)
     if ahead.waiting >= limits.queue_length:
         raise _queue_full(limits.queue_length)
@@ -283,7 +283,13 @@ def admit(
     if stops is not None:
         turns.request_stop(db, stops, StopRequest("by a newer message"))
     return Admission(
-        turn=turn, session=session.id, how="queued", started=started, ahead=ahead.total, stops=stops, tools=tools
+        turn=turn,
+        session=session.id,
+        how="queued",
+        started=started,
+        ahead=len(ahead.running) + ahead.waiting,
+        stops=stops,
+        tools=tools,
     )
 
 

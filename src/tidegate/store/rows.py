@@ -140,10 +140,6 @@ class OpenTurns(NamedTuple):
     running: tuple[str, ...] = ()
     waiting: int = 0
 
-    @property
-    def total(self) -> int:
-        return len(self.running) + self.waiting
-
 
 class MessageRow(Row, frozen=True):
     id: int

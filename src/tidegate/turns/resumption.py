@@ -14,10 +14,8 @@ log = Log(__name__)
 
 
 def check_resumption(taken: TakenTurn, channel: Channel, resumes: int) -> None:
-    """Raises GivenUp if the turn is not to be resumed."""
+    """Raises GivenUp if the turn, which was interrupted before, is not to be resumed."""
     turn, session, interruptions = taken.turn, taken.session, taken.interruptions
-    if not interruptions:
-        return
     if channel.strategy(turn, session) == "report":
         reason, code = (
             "The gateway stopped while it worked on this, and messages of the channel "

@@ -138,12 +138,8 @@ class Runner:
 
     async def __call__(self, turn: Turn, taken: TakenTurn) -> None:
         session = taken.session
-        try:
-            check_resumption(taken, self._channels.of(taken.turn.channel), self._config.limits.resumes)
-        except GivenUp:
-            if session.kind == "ephemeral":
-                await self._tool_env.remove_files(session.id)
-            raise
+        if taken.interruptions:
+            await self._check_resumption(taken)
         agent = self.agent(session.agent)
         answering = await self.fallbacks.begin(turn, taken, agent)
         model = answering.model
@@ -202,6 +198,15 @@ class Runner:
                 await model_step.conversation.release()
                 if not continues and (tool_runner is not None or turn.is_resumed or _is_spooled(turn.incoming)):
                     await self._tool_env.remove_files(session.id)
+
+    async def _check_resumption(self, taken: TakenTurn) -> None:
+        channel, resumes = self._channels.of(taken.turn.channel), self._config.limits.resumes
+        try:
+            check_resumption(taken, channel, resumes)
+        except GivenUp:
+            if taken.session.kind == "ephemeral":
+                await self._tool_env.remove_files(taken.session.id)
+            raise
 
     def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
         if outcome.state != "answered":

@@ -23,21 +23,25 @@ def listing(db: Db) -> list[TurnRow]:
 
 
 def of_session(db: Db, session: str) -> OpenTurns:
-    return of_sessions(db, (session,)).get(session, OpenTurns())
+    running: tuple[str, ...] = ()
+    waiting = 0
+    for id, state in db.execute(
+        "SELECT id, state FROM turns WHERE session = ? AND state IN ('queued', 'running') ORDER BY number", (session,)
+    ):
+        if state == "running":
+            running += (id,)
+        else:
+            waiting += 1
+    return OpenTurns(running, waiting)
 
 
 def of_sessions(db: Db, sessions: Sequence[str]) -> dict[str, OpenTurns]:
     """The open turns of those of the sessions that have any."""
-    found: dict[str, OpenTurns] = {}
     rows = db.execute(
-        "SELECT session, id, state FROM turns"
-        f" WHERE session IN {ID_LIST} AND state IN ('queued', 'running') ORDER BY session, number",
+        f"SELECT DISTINCT session FROM turns WHERE session IN {ID_LIST} AND state IN ('queued', 'running')",
         (id_list(sessions),),
-    )
-    for session, id, state in rows:
-        running, waiting = found.get(session, OpenTurns())
-        found[session] = OpenTurns((*running, id), waiting) if state == "running" else OpenTurns(running, waiting + 1)
-    return found
+    ).fetchall()
+    return {session: of_session(db, session) for (session,) in rows}
 
 
 def ids(db: Db, session: str) -> list[str]:
