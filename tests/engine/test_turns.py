@@ -28,6 +28,8 @@ async def test_one_session_answers_in_the_order_of_its_messages(home: Path, mode
         second, third = await gateway.accept("[say 2] second"), await gateway.accept("[say 3] third")
         assert (first.how, second.how, third.how) == ("started", "queued", "queued")
         assert (second.ahead, third.ahead) == (1, 2)
+        stats = gateway.components.engine.stats()
+        assert (stats.running, stats.waiting) == (1, 2)
         model.release("gate")
         outcomes = [await gateway.answered(accepted.turn) for accepted in (first, second, third)]
         assert [outcome.text for outcome in outcomes][1:] == ["2", "3"]
