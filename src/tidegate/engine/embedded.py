@@ -82,6 +82,7 @@ class EmbeddedEngine(Engine):
         self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while it has readers
         self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
+        presence.is_waiting = lambda turn: turn.waits_for_person
         presence.ledger.view("turn", lambda: turn_holdings(self._queue.live.values()))
         presence.ledger.view("turn log", lambda: log_holdings(self._logs))
 

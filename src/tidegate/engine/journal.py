@@ -10,6 +10,7 @@ noticed even if nobody wakes the turn.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Concatenate, ParamSpec, TypeVar
@@ -40,7 +41,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-REREAD_SECONDS = 10.0
+REREAD_SECONDS = 30.0
 """Seconds after which a turn that waits for a person reads the store again without being woken."""
 
 
@@ -265,11 +266,16 @@ class Journal:
             while found is None:
                 with anyio.move_on_after(self._reread_seconds) as lost:
                     await self._live.wait_for_signal(seen)
-                if lost.cancelled_caught:
-                    self._live.learn(await self._store.read(turns.news, self.id, self._fence))
                 seen = self._live.signals
-                found = await ready()
+                found = await (self._reread(ready) if lost.cancelled_caught else ready())
         return found
+
+    async def _reread(self, ready: Callable[[], Awaitable[T | None]]) -> T | None:
+        """Looks for news without having been woken. Nobody said that there are any, so the store may fail."""
+        with contextlib.suppress(StoreFailed):
+            self._live.learn(await self._store.read(turns.news, self.id, self._fence))
+            return await ready()
+        return None
 
     def cut(self, model: str, usage: Usage) -> None:
         self._live.add_usage(usage)

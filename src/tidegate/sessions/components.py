@@ -177,7 +177,6 @@ def _presence(scope: Scope, config: Config) -> Presence:
         resident_bytes=limits.resident_bytes,
         idle_ttl=limits.idle_ttl,
         warn=lambda message, fields: log.warning(message, **fields),
-        is_waiting=lambda turn: turn.waits_for_person,
     )
 
 
