@@ -180,6 +180,13 @@ class Message(Frozen, frozen=True):
     interrupted: bool = False
     unanswered: bool = False
 
+    def without_bytes(self) -> "Message":
+        """Returns the message without the bytes of its media, which can be fetched separately."""
+        if not any(media.data for media in self.media):
+            return self
+        emptied = tuple(msgspec.structs.replace(media, data=b"") for media in self.media)
+        return msgspec.structs.replace(self, media=emptied)
+
 
 class ToolDefinition(Frozen, frozen=True):
     """The description of a tool for a model. `parameters` is a JSON schema, already encoded and therefore immutable.

@@ -18,6 +18,7 @@ from tidegate.store import (
     intents,
     messages,
     migrations,
+    open_turns,
     principals,
     processes,
     search,
@@ -74,7 +75,7 @@ async def test_an_old_conversation_can_be_continued(old: Path) -> None:
             "hello tide",
             "The water knows. " * 80,
         ]
-        assert [turn.id for turn in await store.read(turns.open_turns)] == ["t_2"]
+        assert [turn.id for turn in await store.read(open_turns.listing)] == ["t_2"]
         assert [one.value for one in await store.read(settings.get_all, "s_verse", 5.0)] == ["fast"]
         assert await store.read(principals.authenticate, b"k" * 32, "key", 5.0) is not None
         assert await search.search(store, "tide", principal=OWNER) == ["s_verse"]

@@ -146,7 +146,6 @@ class Presence:
         "__weakref__",
         "_bytes",
         "_clock",
-        "_is_waiting",
         "_leaving",
         "_over",
         "_over_count",
@@ -157,6 +156,7 @@ class Presence:
         "_warn",
         "_weights",
         "idle_ttl",
+        "is_waiting",
         "ledger",
         "resident_bytes",
         "residents",
@@ -171,10 +171,9 @@ class Presence:
         idle_ttl: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
         warn: Warn | None = None,
-        is_waiting: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
-        """`is_waiting` returns True if a turn is idle until a user has answered."""
-        self._is_waiting = is_waiting
+        self.is_waiting: Callable[[Any], bool] = lambda turn: False
+        """Returns True if a turn is idle until a user has answered. Set by the engine, whose turns these are."""
         self.residents = residents
         self.resident_bytes = resident_bytes
         self.idle_ttl = idle_ttl
@@ -290,7 +289,7 @@ class Presence:
 
     def _works(self, record: Present) -> bool:
         """True if a turn is running and needs the session's resident."""
-        return record.busy and not self._is_waiting(record.turn)
+        return record.busy and not self.is_waiting(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:
         if record.absent and self._records.get(record.key) is record:

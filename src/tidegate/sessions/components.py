@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.config import Config
-from tidegate.engine import EmbeddedEngine
+from tidegate.engine import Engine, build_engine
 from tidegate.lifetimes import Presence, Scope
 from tidegate.log import Log
 from tidegate.models import Models
@@ -54,7 +54,7 @@ class Components:
     provenance: Provenance
     workspaces: Workspaces
     runner: Runner
-    engine: EmbeddedEngine
+    engine: Engine
     prompt_prefixes: PromptPrefixes
     intake: Intake
     endings: SessionEndings
@@ -88,7 +88,7 @@ def build_components(
     presence = _presence(scope, config)
     spool = _spool(config, store, clock)
     # The engine and the intake are built later, so callbacks look them up when they are called.
-    approvals = Approvals(store, config, channels, clock=clock, signal=lambda turn: engine.signal(turn))
+    approvals = Approvals(store, config, channels, clock=clock, wake=lambda turn: engine.wake(turn))
     provenance = _provenance(config, store, clock)
     workspaces = Workspaces(
         scope,
@@ -120,7 +120,7 @@ def build_components(
     tool_env = ToolEnv(config, spool, approvals, workspaces, services)
     on_summarised = None if memory is None else memory.queue_current_notes
     compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, on_summarised)
-    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, clock)
+    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, channels, clock)
     scope.on_close(runner.histories.close, name="histories")
     sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory)
     prompt_prefixes = PromptPrefixes(
@@ -131,7 +131,7 @@ def build_components(
         mark=None if memory is None else memory.mark,
     )
     limits = config.limits
-    engine = EmbeddedEngine(
+    engine = build_engine(
         scope, store, presence, runner, turns=limits.turns, turn_seconds=limits.turn_seconds, clock=clock
     )
     intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock)
@@ -177,7 +177,6 @@ def _presence(scope: Scope, config: Config) -> Presence:
         resident_bytes=limits.resident_bytes,
         idle_ttl=limits.idle_ttl,
         warn=lambda message, fields: log.warning(message, **fields),
-        is_waiting=lambda turn: turn.waits_for_person,
     )
 
 
@@ -259,7 +258,7 @@ def _memory(
 
 
 def _delegation(
-    config: Config, store: Store, engine: Callable[[], EmbeddedEngine], intake: Callable[[], Intake]
+    config: Config, store: Store, engine: Callable[[], Engine], intake: Callable[[], Intake]
 ) -> "Delegation | None":
     if not any(agent.delegates and DELEGATE in agent.tools for agent in config.agents.values()):
         return None

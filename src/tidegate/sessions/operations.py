@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 
+from tidegate.engine import NewTurn
 from tidegate.errors import Conflict, Refused
 from tidegate.security import Principal
 from tidegate.sessions import queries
+from tidegate.sessions.admission import check_waiting
 from tidegate.sessions.components import Components
 from tidegate.sessions.prompt_prefix import NewSession
-from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, turns
+from tidegate.store import Db, SessionRow, audit, messages, open_turns, sessions, settings, spooled, summaries, turns
 from tidegate.turns import COMPACTION_REQUESTED, SUMMARY_COOLDOWN
 from tidegate.values import Acceptance, new_id
 
@@ -129,10 +131,10 @@ class Operations:
         return undone
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:
-        """Undoes the last turn and runs its messages again in a new turn. The limits for a new message apply."""
-        self._intake.check_open(principal.id)
-        await self._idle_session(session, principal)
-        turn, now = new_id("t"), self._clock()
+        """Undo the last turn and run its messages again in a new turn. The limits for a new message apply."""
+        self._intake.check_open()
+        row = await self._idle_session(session, principal)
+        turn, now, can_start = new_id("t"), self._clock(), self._engine.can_start()
 
         def write(db: Db) -> None:
             last = _undo_last(db, session, now)
@@ -143,23 +145,17 @@ class Operations:
             if old is None:
                 raise Conflict("There is no turn to retry.")
             _close_calls(db, session, now, except_ids=frozenset(message.call_id for message in incoming))
-            turns.insert(
-                db,
-                id=turn,
-                session=session,
-                channel=old.channel,
-                call=old.call,
-                on_disconnect="continue",
-                now=now,
-                job=old.job,
+            if not can_start:
+                check_waiting(db, principal.id, self._config.limits)
+            new = NewTurn(
+                id=turn, channel=old.channel, call=old.call, on_disconnect="continue", messages=incoming, job=old.job
             )
-            for message in incoming:
-                messages.accept(db, session=session, turn=turn, message=message, now=now)
+            self._engine.accept(db, row, new, now, start=False)
 
         def then(_: None) -> Acceptance:
             # Nothing is awaited between the commit and this call, so that the engine gets turns in commit order.
             self._presence.unload(session, reason="retry")
-            self._engine.submit(session, turn, principal.id)
+            self._engine.submit(session, turn)
             return Acceptance(turn=turn, session=session, how="started")
 
         return await self._store.write_then(then, write)
@@ -216,7 +212,7 @@ class Operations:
         """Returns the session if it is idle. This is only an early check; `_check_idle`, in the write transaction, is
         authoritative."""
         row = await self._owned(session, principal)
-        if self._engine.running(session) is not None or self._engine.waiting(session):
+        if not await self._store.read(open_turns.is_idle, session):
             raise _mid_turn()
         return row
 
@@ -269,7 +265,7 @@ def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str,
 
 
 def _check_idle(db: Db, session: str) -> None:
-    if not turns.is_idle(db, session):
+    if not open_turns.is_idle(db, session):
         raise _mid_turn()
 
 

@@ -25,7 +25,20 @@ from tidegate.sessions.operations import Operations
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.views import AgentView, SessionView, view
 from tidegate.status_report import AuditStats, BudgetView, ModelStatus, QuestionStats, ResidentStats, SessionsStatus
-from tidegate.store import AuditKind, AuditRow, SessionRow, SettingRow, UsageTotal, audit, settings, turns, usage
+from tidegate.store import (
+    AuditKind,
+    AuditRow,
+    OpenTurns,
+    SessionRow,
+    SettingRow,
+    UsageTotal,
+    audit,
+    open_turns,
+    receipts,
+    settings,
+    turns,
+    usage,
+)
 from tidegate.turns import REDUCTIONS, WindowUsage
 from tidegate.values import Acceptance, Event, Inbound, Media, Outcome
 
@@ -64,7 +77,7 @@ class Sessions:
 
     def turn_log(self, turn: str) -> TurnLog | None:
         """Returns the log of a turn that waits or runs in this process."""
-        return self._engine.log(turn)
+        return self._engine.follow(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
         """Returns the current outcome of a turn. Its state is queued or running until the turn has ended."""
@@ -73,24 +86,33 @@ class Sessions:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return found
 
+    async def fetch_outcome(self, turn: str, principal: Principal) -> Outcome:
+        """Like `outcome`, for the caller itself. The outcome of a one-shot call that nobody waited for is kept until
+        it was fetched in this way."""
+        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, queries.visible_to(principal))
+        if found is None:
+            raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
+        if is_unfetched:
+            await self._store.write(receipts.forget_outcome, turn)
+        return found
+
     async def abandon(self, turn: str) -> None:
         """Called when a reader of the turn has disconnected. Stops the turn if its caller requested that and no other
         reader is left."""
         row = await self._store.read(turns.get, turn)
-        log = self._engine.log(turn)
+        log = self._engine.follow(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:
-            self._engine.interrupt(turn, "because its caller disconnected", abandoned=True)
+            await self._engine.stop(turn, "because its caller disconnected", abandoned=True)
 
     # -- sessions --
 
     async def stop(self, session: str, principal: Principal) -> str | None:
         """Stops the running turn, if there is one, and returns its id. Waiting turns stay in the queue."""
         await self.row(session, principal)
-        running = self._engine.running(session)
-        if running is None:
+        running = await self._store.read(open_turns.running, session)
+        if running is None or not await self._engine.stop(running, "by its user"):
             return None
-        running.stop("by its user")
-        return running.turn
+        return running
 
     async def end(self, session: str, principal: Principal, reason: str) -> bool:
         await self.row(session, principal)
@@ -108,8 +130,8 @@ class Sessions:
 
     async def session(self, session: str, principal: Principal) -> SessionView:
         row = await self.row(session, principal)
-        held = tuple(await self._store.read(settings.get_all, session, self._clock()))
-        return self._view(row, held)
+        open_of_session, held = await self._store.read(queries.details, session, self._clock())
+        return self._view(row, open_of_session, held)
 
     async def sessions(
         self,
@@ -127,7 +149,8 @@ class Sessions:
             rows = await queries.mentioning(self._store, query, own, ended, limit)
         else:
             rows = await self._store.read(queries.listing, own, ended, limit, before)
-        return [self._view(row) for row in rows]
+        found = await self._store.read(open_turns.of_sessions, [row.id for row in rows])
+        return [self._view(row, found.get(row.id, OpenTurns())) for row in rows]
 
     async def transcript(
         self,
@@ -227,8 +250,8 @@ class Sessions:
         """Returns the current time, by the clock that sessions use."""
         return self._clock()
 
-    def is_running(self, session: str) -> bool:
-        return self._engine.running(session) is not None
+    async def is_running(self, session: str) -> bool:
+        return await self._store.read(open_turns.running, session) is not None
 
     def is_extracted(self, row: SessionRow) -> bool:
         """True if notes will be extracted from this session when it has ended."""
@@ -267,18 +290,17 @@ class Sessions:
     def models(self) -> tuple[str, ...]:
         return self._models.names
 
-    def _view(self, row: SessionRow, held: tuple[Any, ...] | None = None) -> SessionView:
-        """Returns the view of a session. `held` are the session's settings. Without them, as in a list, no fallback is
-        shown."""
-        running = self._engine.running(row.id)
+    def _view(self, row: SessionRow, found: OpenTurns, held: tuple[Any, ...] | None = None) -> SessionView:
+        """Returns the view of a session with these open turns. `held` are the session's settings. Without them, as in a
+        list, no fallback is shown."""
         agent, fallbacks = self._config.agents.get(row.agent), self._runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
         if agent is not None and held is not None:
             model, fallback = fallbacks.model(agent, held).name, fallbacks.current(agent, held)
         return view(
             row,
-            running=running.turn if running is not None else None,
-            waiting=self._engine.waiting(row.id),
+            running=found.running[0] if found.running else None,
+            waiting=found.waiting,
             model=model,
             demo=self._is_demo(model),
             settings=held or (),
@@ -292,8 +314,8 @@ class Sessions:
     # -- for the process --
 
     async def recover(self) -> int:
-        """Continues after a restart: loads the counts of budgets, resumes open turns, and runs pending end hooks in the
-        background. Returns the number of turns that were resumed."""
+        """Continue after a restart: load the counts of budgets, resume open turns, and run pending end hooks in the
+        background. Returns the number of turns that continue."""
         await self._budgets.load()
         await self._count_audit_rows()
         scope, workspaces = self._components.scope, self._components.workspaces

@@ -109,6 +109,13 @@ def v12_turn_fence(db: apsw.Connection) -> None:
     db.execute("ALTER TABLE turns ADD COLUMN fence INTEGER NOT NULL DEFAULT 0")
 
 
+def v13_stop_requests(db: apsw.Connection) -> None:
+    """A turn records the request to stop it, so that the request survives a crash and reaches another process. A
+    running turn of a format without fences counts as taken once."""
+    db.execute("ALTER TABLE turns ADD COLUMN stopping BLOB")
+    db.execute("UPDATE turns SET fence = 1 WHERE state IN ('queued', 'running') AND state = 'running' AND fence = 0")
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -136,6 +143,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v10_append_only_audit,
     v11_receipt_tools,
     v12_turn_fence,
+    v13_stop_requests,
 )
 CURRENT = len(MIGRATIONS)
 

@@ -94,14 +94,14 @@ class Approvals:
         channels: Channels,
         *,
         clock: Callable[[], float],
-        signal: Callable[[str], None],
+        wake: Callable[[str], None],
     ) -> None:
         self._store = store
         self._channels = channels
         self._limits = config.limits
         self._within = config.limits.answer_within
         self._clock = clock
-        self._signal = signal
+        self._wake = wake
         # (principal, turn) → the number of its questions; at most limits.questions turns
         self._waiting: Counter[tuple[str, str]] = Counter()
 
@@ -172,7 +172,7 @@ class Approvals:
             raise Conflict(f"This is already closed: it was {counted.row.state}.", code="question_closed")
         if counted.how == "expired":
             raise Conflict("This is already closed: it has expired.", code="question_closed")
-        self._signal(row.turn)
+        self._wake(row.turn)
         return view_question(counted.row, conversation, person)
 
     async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
@@ -191,7 +191,7 @@ class Approvals:
         """Closes a batch of expired questions and wakes their turns."""
         rows: list[ApprovalRow] = await self._store.write(approvals.expire, self._clock())
         for row in rows:
-            self._signal(row.turn)
+            self._wake(row.turn)
         return len(rows)
 
     # -- for event streams --

@@ -15,7 +15,7 @@ from tidegate.errors import Conflict
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import LISTED, ProcessEnd, ProcessRow
-from tidegate.store.tables import turns
+from tidegate.store.tables import open_turns, turns
 
 _COLUMNS = (
     "processes.id, session, processes.name, command, backend, pid, start_ticks, state, exit_code, restart, notify,"
@@ -88,7 +88,7 @@ def restart(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow
 
 
 def _channel(db: Db, session: str) -> str:
-    found = turns.running(db, session)
+    found = open_turns.running(db, session)
     row = None if found is None else turns.get(db, found)
     return "" if row is None else row.channel
 

@@ -1,192 +1,51 @@
-"""The start and the end of a turn in the store, each one transaction.
-
-`start` takes a turn from the queue and adds its messages to the transcript. It returns the turn, its session, its
-settings and its journal as read in the same transaction. If nothing else runs or waits in the session,
-`accept_and_start` starts the turn in the transaction that accepts its message.
+"""The end of a turn in the store, one transaction.
 
 `settle` writes the end of the turn, which was decided from the attempt to run it. A turn that has given its answer
 counts as answered, even if it is stopped afterwards. A turn that has neither answered nor failed was stopped; the text
-it had already shown is kept.
+it had already shown is kept. `stop_turn` settles a queued turn without an attempt, and leaves a request for a running
+one.
 
 When the transaction of `settle` commits, the turn has its final state and its answer, and every tool call in its rows
 has a result. A call that began and left no result is recorded as interrupted, whatever ended the turn; only a call
 without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
 ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
-session is deleted except for its usage and the outcome stored under its receipts. Of a delegated task, only the usage
-remains. It is added to this turn and to its parent turns. If that transaction does not commit, the turn counts as still
-running and continues at the next start.
+session is deleted except for its usage and the outcome, which is stored under its receipts; if it has none and nobody
+follows the turn, the outcome is kept until it was fetched. Of a delegated task, only the usage remains. It is
+added to this turn and to its parent turns. If that transaction does not commit, the turn counts as still running and
+continues at the next start.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
 from tidegate.agent import interrupted, missing, not_run
+from tidegate.engine.interface import TakenTurn
 from tidegate.engine.journal import Billing, Journal, bill, commit_row, record_call
-from tidegate.engine.live_turn import LiveTurn, StartedTurn, TakenTurn
-from tidegate.engine.turn_failures import stopped_failure
-from tidegate.errors import Conflict, NotFound
+from tidegate.engine.live_turn import LiveTurn
+from tidegate.errors import Conflict
+from tidegate.failures import stopped_failure
 from tidegate.store import (
     Db,
     MessageRow,
-    ParentTurn,
     SessionRow,
-    SettingRow,
+    StopRequest,
     TurnRow,
     approvals,
     intents,
     messages,
-    notes,
+    open_turns,
     receipts,
     sessions,
-    settings,
     turns,
 )
-from tidegate.values import Call, CallerTools, Failure, Frozen, Message, OnDisconnect, Outcome, TurnState, Usage, new_id
-
-NOTICE = f"{turns.INCOMING}notice"
-"""The step name of the gateway's notice to the agent. The notice follows the user's messages."""
+from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 LONG_TURN = 60.0
 """If a turn took longer than this many seconds, its end counts as session activity. The start of a shorter turn is
 recent enough."""
-
-
-# -- the start --
-
-
-def is_incoming(row: MessageRow) -> bool:
-    """True if the row is one of the messages that the turn was started with."""
-    return (row.step or "").startswith(turns.INCOMING)
-
-
-def start(db: Db, turn: str, now: float) -> StartedTurn:
-    """Take a turn that is in the queue or that an earlier process left unfinished."""
-    changed = _take_caller_tools(db, turn, now)
-    row = turns.take(db, turn, now)
-    session = sessions.get(db, row.session)
-    if session is None:
-        raise NotFound("This conversation was deleted; send the message to a new one.")
-    recorded = messages.journal(db, turn)
-    current = tuple(settings.get_all(db, row.session, now))
-    if all(is_incoming(each) and each.step != NOTICE for each in recorded):
-        recorded += _append_notice(db, session, turn, current, now)
-    return StartedTurn(
-        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
-        incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
-        recorded=tuple(recorded),
-        intents=intents.open_of(db, turn),
-    )
-
-
-def accept_and_start(
-    db: Db,
-    session: SessionRow,
-    *,
-    turn: str,
-    channel: str,
-    call: Call,
-    on_disconnect: OnDisconnect,
-    incoming: Sequence[Message],
-    now: float,
-    job: str = "",
-    within: ParentTurn | None = None,
-) -> StartedTurn:
-    """Accept and take a turn in one transaction, if no other turn of the session waits or runs. The turn's rows are
-    then written only once."""
-    before = session
-    session = freeze_caller_tools(db, session, call)
-    row = turns.insert(
-        db,
-        id=turn,
-        session=session.id,
-        channel=channel,
-        call=_frozen(call),
-        on_disconnect=on_disconnect,
-        now=now,
-        job=job,
-        running=True,
-        within=within,
-    )
-    closed = _close_calls(db, before, incoming, now, turn)
-    rows = [
-        messages.append(db, session=session.id, turn=turn, step=f"{turns.INCOMING}{number}", message=message, now=now)
-        for number, message in enumerate(incoming)
-    ]
-    current = tuple(settings.get_all(db, session.id, now))
-    rows += _append_notice(db, session, turn, current, now)
-    session = msgspec.structs.replace(session, version=session.version + len(rows) + closed, active=now)
-    if closed:
-        rows = messages.journal(db, turn)
-    changed = session.caller_tools != before.caller_tools
-    return StartedTurn(
-        taken=TakenTurn(turn=row, session=session, settings=current, tools_changed=changed),
-        incoming=tuple((each.seq or 0, each.message) for each in rows),
-    )
-
-
-def _append_notice(
-    db: Db, session: SessionRow, turn: str, current: tuple[SettingRow, ...], now: float
-) -> list[MessageRow]:
-    """Commits notices, model switches and changed notes as one separate message after the user's messages."""
-    texts = [messages.take_notices(db, session.id), settings.take_switches(db, session.id, current, now)]
-    if session.memory_seen:
-        texts.append(notes.take_changes(db, session, turn, now))
-    text = "\n".join(filter(None, texts))
-    if not text:
-        return []
-    notice = Message(role="user", aside=text)
-    return [messages.append(db, session=session.id, turn=turn, step=NOTICE, message=notice, now=now)]
-
-
-def peek(db: Db, turn: str) -> TakenTurn | None:
-    """Read a turn without taking it."""
-    row = turns.get(db, turn)
-    session = sessions.get(db, row.session) if row is not None else None
-    return TakenTurn(turn=row, session=session, settings=()) if row is not None and session is not None else None
-
-
-def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
-    """Puts the caller tools of a starting turn into the session's prefix, unless the prefix has them already. A call
-    without definitions, such as a retry, uses the tools of the session."""
-    tools = call.caller_tools
-    if call.tools_digest == session.caller_tools or session.prefix is None:
-        return session
-    if tools is not None and not tools.definitions:
-        return session
-    prefix = sessions.prefix(db, session.prefix).with_caller_tools(tools)
-    return sessions.set_caller_tools(db, session, prefix, call.tools_digest)
-
-
-def _take_caller_tools(db: Db, turn: str, now: float) -> bool:
-    """Freezes the caller tools of a queued turn and closes the session's open calls. Returns True if the prefix
-    changed."""
-    row = turns.get(db, turn)
-    session = sessions.get(db, row.session) if row is not None else None
-    if row is None or session is None or row.state != "queued" or session.ended is not None:
-        return False
-    _close_calls(db, session, messages.waiting(db, turn), now, turn)
-    if row.call.caller_tools is not None:
-        turns.set_call(db, turn, _frozen(row.call))
-    return freeze_caller_tools(db, session, row.call).caller_tools != session.caller_tools
-
-
-def _close_calls(db: Db, session: SessionRow, incoming: Iterable[Message], now: float, turn: str) -> int:
-    if not session.caller_tools:
-        return 0
-    answered = frozenset(message.call_id for message in incoming if message.role == "tool")
-    return messages.close_calls(db, session.id, now, except_ids=answered, turn=turn)
-
-
-def _frozen(call: Call) -> Call:
-    """Returns the call without its tool definitions, which are in the session's prefix."""
-    if call.caller_tools is None:
-        return call
-    return msgspec.structs.replace(call, caller_tools=msgspec.structs.replace(call.caller_tools, definitions=()))
-
-
-# -- the end --
 
 
 class Attempt(msgspec.Struct):
@@ -225,6 +84,9 @@ class TurnEnd(Frozen, frozen=True):
     """The fence of the attempt; None if the turn was never taken here."""
     takes: bool = False
     """True if the end was not decided by an attempt. An attempt may still be running in another process."""
+    keeps_outcome: bool = False
+    """True if somebody may still ask for the outcome of a one-shot call: nobody follows the turn and gets it now, and
+    it was not stopped because its caller had disconnected. Nobody asks for the outcome of a task in this way."""
     withdrawn: bool = False
     """True if the turn was stopped before it was taken. Its messages do not enter the transcript, and no other turn
     takes them."""
@@ -277,29 +139,55 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
         delegated=live.delegated,
         fence=fence,
         takes=fence is None,
+        keeps_outcome=taken.session.kind == "ephemeral" and not live.log.readers and not live.abandoned,
         withdrawn=withdrawn,
     )
 
 
-def turn_end_without_resume(turn: TurnRow, session: SessionRow, failure: Failure, tally: tuple[Usage, int]) -> TurnEnd:
-    """Returns the end of a turn that an earlier process left unfinished and that is not resumed."""
-    usage, steps = tally
-    return TurnEnd(
-        turn=turn.id,
-        session=session.id,
-        billing=billing_of(turn, session),
-        state="stopped" if failure.code == "stopped" else "failed",
-        ephemeral=session.kind == "ephemeral",
-        accepted=turn.accepted,
-        error=failure,
+class Stopped(NamedTuple):
+    """What a request to stop has done: whether the turn was open, and the settlement if it was queued."""
+
+    is_open: bool
+    settlement: Settlement | None = None
+
+
+def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followed: bool = False) -> Stopped:
+    """Stops a turn, in the writer's transaction: a queued turn is settled, a running one gets the request."""
+    state = turns.request_stop(db, turn, request)
+    taken = peek(db, turn) if state == "queued" else None
+    if taken is None:
+        return Stopped(state is not None)
+    usage, steps = turns.usage_so_far(db, turn)
+    end = TurnEnd(
+        turn=turn,
+        session=taken.session.id,
+        billing=billing_of(taken.turn, taken.session),
+        state="stopped",
+        ephemeral=taken.session.kind == "ephemeral",
+        accepted=taken.turn.accepted,
+        error=stopped_failure(request.by, abandoned=request.abandoned),
         usage=usage,
         steps=steps,
-        within=turn.within,
-        delegated=True,
-        fence=turn.fence,
+        within=taken.turn.within,
+        fence=taken.turn.fence,
         takes=True,
-        withdrawn=turn.state == "queued",
+        keeps_outcome=not is_followed and not request.abandoned,
+        withdrawn=True,
     )
+    return Stopped(True, settle(db, end, now))
+
+
+def stop_session(db: Db, session: str, request: StopRequest, now: float) -> list[Settlement]:
+    """Stops all turns of a session like `stop_turn`. Returns the settlements of the queued ones."""
+    stopped = [stop_turn(db, turn, request, now) for turn in open_turns.ids(db, session)]
+    return [each.settlement for each in stopped if each.settlement is not None]
+
+
+def peek(db: Db, turn: str) -> TakenTurn | None:
+    """Read a turn without taking it."""
+    row = turns.get(db, turn)
+    session = sessions.get(db, row.session) if row is not None else None
+    return TakenTurn(turn=row, session=session, settings=()) if row is not None and session is not None else None
 
 
 def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
@@ -352,7 +240,8 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
         turns.set_notices(db, end.turn, notices)
     outcome = _outcome(end, answer, finish, notices, now)
     if end.ephemeral:
-        receipts.finish(db, end.turn, outcome)
+        if not receipts.finish(db, end.turn, outcome) and end.keeps_outcome and end.within is None:
+            receipts.keep_outcome(db, end.billing.principal, outcome, now)
         sessions.delete(db, end.session)
         return Settlement(outcome=outcome, rows=tuple(rows))
     if not goes_on:

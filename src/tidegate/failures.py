@@ -1,4 +1,4 @@
-"""Turn failures: maps every error to the failure that is stored, replayed and sent to clients.
+"""Failures: maps every error to the failure that is stored, replayed and sent to clients.
 
 Guarantee: every error gets a status, a type and a code in OpenAI's format, and one sentence without secrets. Store
 errors are worded so that a chat user can act on them; the store's own message goes to the operator's log. An unexpected
@@ -10,6 +10,7 @@ import errno
 from tidegate.errors import (
     BudgetSpent,
     DiskFailed,
+    GivenUp,
     ModelFailed,
     Refused,
     StoreBusy,
@@ -70,6 +71,8 @@ def failure_of(error: BaseException) -> Failure:
                 retry_after=error.retry_after,
                 final=error.retried or not error.retryable,
             )
+        case GivenUp():
+            return Failure(message=error.message, type="turn_error", code=error.code, status=502)
         case TurnFailed():
             return Failure(message=error.message, type="turn_error", code=error.code, status=502, final=True)
         case BudgetSpent():
