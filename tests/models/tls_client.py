@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.models.support import ask, configured
 from tidegate.errors import ModelFailed
-from tidegate.models import Clients
+from tidegate.http_client import HttpClient
 
 
 def count_contexts() -> list[object]:
@@ -29,7 +29,7 @@ def count_contexts() -> list[object]:
 
 async def main(addresses: list[str]) -> None:
     made = count_contexts()
-    async with Clients() as clients:
+    async with HttpClient() as clients:
         for address in addresses:
             async with configured(address, clients=clients, key="env:CANARY", retries=2) as model:
                 try:
