@@ -116,20 +116,14 @@ async def serve(folder: Path) -> None:
 @asynccontextmanager
 async def gateway_client(ca: str) -> AsyncIterator[Ask]:
     """The client of the gateway itself, as its models use it."""
-    from tidegate.models.http.address import EndpointAddress
-    from tidegate.models.http.clients import Clients
-    from tidegate.models.http.connection import Timeouts
+    from tidegate.http_client import HttpClient, Target, Timeouts
 
     waits = Timeouts(connect=10, first_byte=60, idle=60)
-    addresses: dict[str, Any] = {}
-    async with Clients() as clients:
+    async with HttpClient() as clients:
 
         @asynccontextmanager
         async def ask(url: str) -> AsyncIterator[AsyncIterator[bytes]]:
-            if url not in addresses:
-                address = EndpointAddress(url)
-                addresses[url] = address.origin, address.head("POST", HEADERS) + b"%d\r\n\r\n" % len(BODY)
-            response = await clients.request(*addresses[url], (BODY,), waits)
+            response = await clients.request(Target("POST", url, HEADERS), (BODY,), waits)
             try:
 
                 async def pieces() -> AsyncIterator[bytes]:
@@ -199,7 +193,7 @@ async def pyreqwest_client(ca: str) -> AsyncIterator[Ask]:
 
 
 CLIENTS: dict[str, tuple[Callable[[str], AbstractAsyncContextManager[Ask]], str]] = {
-    "gateway": (gateway_client, "tidegate.models.http.clients"),
+    "gateway": (gateway_client, "tidegate.http_client.connector"),
     "aiohttp": (aiohttp_client, "aiohttp"),
     "httpx2": (httpx2_client, "httpx2"),
     "pyreqwest": (pyreqwest_client, "pyreqwest.client"),
