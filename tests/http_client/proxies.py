@@ -1,4 +1,4 @@
-"""A real HTTP proxy (proxy.py) in a process of its own, which finds every name on this machine."""
+"""A real HTTP proxy (proxy.py) in a process of its own, which finds names that end in `.test` on this machine."""
 
 import os
 import signal
@@ -19,10 +19,10 @@ USER, PASSWORD = "ada", "correct-horse-4711"
 
 
 class LoopbackNames(HttpProxyBasePlugin):  # type: ignore[misc]
-    """Resolves every name to this machine, inside the proxy's process."""
+    """Resolves every name that ends in `.test` to this machine, inside the proxy's process."""
 
-    def resolve_dns(self, host: str, port: int) -> tuple[str, None]:
-        return "127.0.0.1", None
+    def resolve_dns(self, host: str, port: int) -> tuple[str | None, None]:
+        return {"page.test": "127.0.0.2"}.get(host, "127.0.0.1") if host.endswith(".test") else None, None
 
 
 class Proxy:

@@ -44,7 +44,7 @@ class Wire:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(self.connected, "127.0.0.1", 0)
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
@@ -54,7 +54,7 @@ class Wire:
                 stream.close()
             await server.wait_closed()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         self.streams.append(writer)
         try:

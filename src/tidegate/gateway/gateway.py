@@ -275,9 +275,11 @@ class Gateway:
 
     async def _open_models(self) -> None:
         limits, secrets = self._config.limits, self._ready.secrets
-        self._network = Network(
-            self._config.network, environment=os.environ, resolve=secrets.__getitem__, home=self._config.home
-        )
+        self._network = Network()
+        if not self._recording.replays:  # a replay makes no connections and may lack the secrets of proxies
+            self._network = Network(
+                self._config.network, environment=os.environ, resolve=secrets.__getitem__, home=self._config.home
+            )
         self._clients = await self._scope.enter(
             HttpClient(
                 self._network,
@@ -289,7 +291,7 @@ class Gateway:
         self._memory.watch_clients(self._clients)
         if any(model.api != "demo" for model in self._config.models.values()):
             await to_thread.run_sync(self._clients.load)
-        self._redactor.learn(*secrets.values(), *self._network.secrets)
+        self._redactor.learn(*secrets.values())
         traffic = await self._recording.open(self._scope, self._clients, self._config, self._redactor, self._ledger)
         self._models = await self._scope.enter(
             Models(
@@ -298,9 +300,10 @@ class Gateway:
                 secrets.__getitem__,
                 limits.answer_bytes,
                 retry_policy=self._recording.patience,
-                network=self._network,
+                network=None if self._recording.replays else self._network,
             )
         )
+        self._redactor.learn(*self._network.secrets)
 
     async def _open_plugins(self) -> None:
         self._plugins, self._tools = None, self._ready.tools

@@ -17,11 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
+from tidegate.errors import Misconfigured
 from tidegate.http_client.address_guard import AddressGuard
 from tidegate.http_client.interface import ClientStats, ConnectionFailed, Lease, Target, Timeouts
 from tidegate.http_client.network import Network
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
     from tidegate.http_client.connector import Connector
@@ -117,11 +119,19 @@ class HttpClient:
         connector = self._opened()
         leave = await self._place(target.url, waits.first_byte)
         try:
-            context = await self.network.tls_context(target.ca_file) if target.url.startswith("https:") else None
+            context = await self._tls_context(target)
             return await connector.request(target, body, waits, context, leave)
         except BaseException:
             leave()
             raise
+
+    async def _tls_context(self, target: Target) -> "ssl.SSLContext | None":
+        if not target.url.startswith("https:"):
+            return None
+        try:
+            return await self.network.tls_context(target.ca_file)
+        except Misconfigured as error:  # the file was changed since the start
+            raise ConnectionFailed("untrusted", error.message) from None
 
     def _opened(self) -> "Connector":
         if self._connector is None:

@@ -53,7 +53,7 @@ class Models:
         retry_policy: RetryPolicy | None = None,
         network: Network | None = None,
     ) -> None:
-        self._network = network or Network()
+        self._network = network
         self._settings = settings
         self._transport = transport
         self._resolve = resolve
@@ -133,8 +133,13 @@ class Models:
             transport=self._transport,
             answer_bytes=self._answer_bytes,
             retry_policy=self._retry_policy,
-            proxy=self._network.secret_proxy_for(settings.base_url, settings.proxy),
+            proxy=self._proxy_for(settings),
         )
+
+    def _proxy_for(self, settings: ModelSettings) -> Secret | None:
+        if self._network is None:
+            return None
+        return self._network.secret_proxy_for(settings.base_url, settings.proxy)
 
     def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:
         """Returns the value of a reference. Raises Misconfigured if a header cannot contain the value. The value is
