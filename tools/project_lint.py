@@ -44,7 +44,7 @@ LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 BROAD = {"Exception", "BaseException"}
 
 FOREIGN_PRIVATES = 8
-PATCHED_CONSTANTS = 35
+PATCHED_CONSTANTS = 34
 """The numbers of known cases. Lower them with every case that is removed."""
 OWN = {"self", "cls"}
 LIBRARIES = {"sys", "os", "asyncio"}
