@@ -94,6 +94,36 @@ async def test_no_cookie_is_kept() -> None:
     assert b"session" not in wire.heads[1]
 
 
+async def test_a_client_is_left_at_once_while_a_server_reads_nothing() -> None:
+    """L11: a long request is on its way, and a response has begun on another connection."""
+    done = asyncio.Event()
+
+    async def deaf(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(deaf, "127.0.0.1", 0)
+    wire = Wire(CHUNKED + b"3\r\nabc\r\n", None)
+    async with server, wire.serve() as origin:
+        with anyio.fail_after(WAIT):
+            async with HttpClient() as client:
+                begun = await ask(client, origin)
+                port = server.sockets[0].getsockname()[1]
+                body = [b"x" * (32 << 20)]
+                asking = asyncio.ensure_future(
+                    client.request(Target("POST", f"http://127.0.0.1:{port}", {}), body, WAITS)
+                )
+                while client.stats().open < 2:
+                    await anyio.lowlevel.checkpoint()
+            with pytest.raises(ConnectionFailed):
+                await asking
+            with pytest.raises(ConnectionFailed):
+                while await begun.read():
+                    pass
+        assert client.stats().busy == 0
+        done.set()
+
+
 @pytest.mark.parametrize("pieces", [1, 7])
 async def test_a_compressed_answer_is_decoded_as_it_arrives(pieces: int) -> None:
     """Although no compression was requested: some gateways in between compress anyway."""

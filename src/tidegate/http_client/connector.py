@@ -98,7 +98,7 @@ class Connector:
             use_dns_cache=False,
             happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
             socket_factory=self._socket,
-            resolver=resolver,
+            resolver=resolver or aiohttp.ThreadedResolver(),
             **options,
         )
         self._used: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
@@ -106,6 +106,9 @@ class Connector:
 
     async def close(self) -> None:
         """Close all connections, also busy ones, and wait until their sockets are closed."""
+        for protocol in tuple(self._used):
+            if protocol.transport is not None:
+                protocol.transport.abort()
         async with asyncio.timeout(CLOSE_SECONDS):
             await self._connector.close(abort_ssl=True)
 
