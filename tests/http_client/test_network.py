@@ -78,6 +78,8 @@ def test_a_setting_overrides_the_environment() -> None:
     network = Network(environment=environment, resolve={"env:P": Secret("http://u:p@other:9")}.__getitem__)
     assert network.proxy_for(url, "none") is None
     assert network.proxy_for("https://a.example", other) == other, "exceptions are not for a model's own proxy"
+    for exception in ("https://a.example", "http://localhost:8080"):
+        assert network.secret_proxy_for(exception, other, exceptions=True) is None, "they are for web tools"
     assert network.proxy_for(url, "env:P") == "http://u:p@other:9"
 
 

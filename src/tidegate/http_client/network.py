@@ -66,18 +66,17 @@ class Network:
         proxy = self.secret_proxy_for(url, setting)
         return None if proxy is None else proxy.reveal()
 
-    def secret_proxy_for(self, url: str, setting: str = "") -> Secret | None:
-        """Returns the same as a secret."""
+    def secret_proxy_for(self, url: str, setting: str = "", *, exceptions: bool = False) -> Secret | None:
+        """Returns the same as a secret. With `exceptions`, those of NO_PROXY also apply to a proxy that `setting`
+        names."""
         chosen = setting or self._settings.proxy
         if chosen == "none":
             return None
-        if setting and setting != "environment":
-            return self._named(setting, "proxy")
-        if self._is_exception(url):
+        if (exceptions or setting in ("", "environment")) and self._is_exception(url):
             return None
         if chosen == "environment":
             return self._environment.get(urlsplit(url).scheme)
-        return self._named(chosen, "[network] proxy")
+        return self._named(chosen, "proxy" if setting else "[network] proxy")
 
     @property
     def secrets(self) -> tuple[Secret, ...]:

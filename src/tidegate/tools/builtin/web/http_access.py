@@ -190,7 +190,7 @@ class WebAccess:
             raise ToolFailed("There is no access to the web here.")
 
     def _target(self, url: URL, headers: dict[str, str], method: str = "GET") -> Target:
-        proxy = self._network.secret_proxy_for(str(url), self.settings.proxy)
+        proxy = self._network.secret_proxy_for(str(url), self.settings.proxy, exceptions=True)
         return Target(method, str(url), {"User-Agent": _HEADERS["User-Agent"], **headers}, proxy)
 
     async def _requested(self, url: URL) -> IncomingResponse:
