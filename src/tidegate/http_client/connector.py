@@ -24,7 +24,7 @@ from yarl import URL
 
 from tidegate.http_client.address_guard import AddressGuard
 from tidegate.http_client.interface import ConnectionFailed, Target, Timeouts
-from tidegate.http_client.response import Response, failure_of
+from tidegate.http_client.response import CompressedResponse, Response, failure_of
 
 READ_AHEAD_BYTES = 32 * 1024
 """Reading from the socket stops when twice as many bytes of a body wait for their reader."""
@@ -146,7 +146,10 @@ class Connector:
                 error.__traceback__ = None  # the library keeps it, and it would keep these frames
                 continue
             if not (why := _refusal(response)):
-                return Response(response, waits, closed)
+                encoding = response.headers.get("Content-Encoding", "").strip().lower()
+                if encoding in ("", "identity"):
+                    return Response(response, waits, closed)
+                return CompressedResponse(response, encoding, waits, closed)
             _abort(connection)
             response.close()
             failure = ConnectionFailed("foreign", why)

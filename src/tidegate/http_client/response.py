@@ -22,8 +22,8 @@ class Response:
     called once, when it is closed."""
 
     __slots__ = (
-        "_closed", "_content", "_decoder", "_failure", "_headers", "_idle", "_loop", "_patience", "_response",
-        "_since", "_timer", "status",
+        "_closed", "_content", "_failure", "_headers", "_idle", "_loop", "_patience", "_response", "_since", "_timer",
+        "status",
     )  # fmt: skip
 
     def __init__(self, response: aiohttp.ClientResponse, waits: Timeouts, closed: Callable[[], None]) -> None:
@@ -38,8 +38,6 @@ class Response:
         self._failure: ConnectionFailed | None = None
         self._headers: dict[str, str] | None = None
         self.status = response.status
-        encoding = response.headers.get("Content-Encoding", "").strip().lower()
-        self._decoder = None if encoding in ("", "identity") else Decoder(encoding)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -60,24 +58,8 @@ class Response:
         return self._content.is_eof()
 
     async def read(self) -> bytes:
-        """Returns the decoded part of the body that arrived since the last read. If there is none, waits for more.
-        Returns b"" at the end."""
-        if (decoder := self._decoder) is None:
-            return await self._received()
-        try:
-            while not (decoded := decoder.take()):
-                if not (received := await self._received()):
-                    decoder.finish()
-                    return b""
-                decoder.feed(received)
-        except BrokenEncoding as error:
-            self._failure = ConnectionFailed("foreign", str(error))
-            self.close()
-            raise ConnectionFailed("foreign", str(error)) from None
-        await asyncio.sleep(0)  # decoding took time: let others go on
-        return decoded
-
-    async def _received(self) -> bytes:
+        """Returns the part of the body that arrived since the last read. If there is none, waits for more. Returns b""
+        at the end."""
         if self._failure is None:
             self._since = self._loop.time()
             if self._timer is None:
@@ -134,6 +116,32 @@ class Response:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class CompressedResponse(Response):
+    """A response whose body is decompressed while it is read, one piece at a time."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, encoding: str, waits: Timeouts, closed: Callable[[], None]
+    ) -> None:
+        super().__init__(response, waits, closed)
+        self._decoder = Decoder(encoding)
+
+    async def read(self) -> bytes:
+        try:
+            while not (decoded := self._decoder.take()):
+                if not (received := await super().read()):
+                    self._decoder.finish()
+                    return b""
+                self._decoder.feed(received)
+        except BrokenEncoding as error:
+            self._failure = ConnectionFailed("foreign", str(error))
+            self.close()
+            raise ConnectionFailed("foreign", str(error)) from None
+        await asyncio.sleep(0)  # decoding took time: let others go on
+        return decoded
 
 
 def failure_of(error: BaseException) -> ConnectionFailed:
