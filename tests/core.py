@@ -16,8 +16,9 @@ from tidegate.config import Config, load
 from tidegate.engine.live_turn import LiveTurn
 from tidegate.gateway.plugins import open_plugins
 from tidegate.gateway.preflight.plugins import find_plugins
+from tidegate.http_client import HttpClient
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.models import Clients, Models, RetryPolicy
+from tidegate.models import Models, RetryPolicy
 from tidegate.plugins.host import Plugins
 from tidegate.security import Principal, resolve
 from tidegate.sessions import Components, EndHook, Sessions, build_components
@@ -71,7 +72,7 @@ class Core:
         components: Components,
         scope: Scope,
         model: ScriptedModel,
-        clients: Clients,
+        clients: HttpClient,
         plugins: Plugins | None = None,
     ) -> None:
         self.service = service
@@ -195,7 +196,7 @@ async def core(
     async with (
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db", **options) as store,
-        Clients(keepalive=config.limits.connection_idle) as clients,
+        HttpClient(keepalive=config.limits.connection_idle) as clients,
         Models(
             config.models,
             clients,

@@ -17,8 +17,9 @@ import msgspec
 
 from tidegate.agent.history import Group, History, Overflow
 from tidegate.agent.history_cache import HistoryState
+from tidegate.http_client import Lease
 from tidegate.log import Log
-from tidegate.models import EncodedPrefix, Lease, Model
+from tidegate.models import EncodedPrefix, Model
 from tidegate.tools import Toolset
 from tidegate.values import Call, Media, Message
 

@@ -35,9 +35,10 @@ from tidegate.gateway.process_memory.pressure import CHECK_SECONDS as PRESSURE_S
 from tidegate.gateway.process_memory.pressure import MemoryPressure
 from tidegate.gateway.recording import Recording
 from tidegate.gateway.status import StatusService
+from tidegate.http_client import HttpClient, Network
 from tidegate.lifetimes import Descriptors, Ledger, Scope
 from tidegate.log import Log
-from tidegate.models import Clients, Models
+from tidegate.models import Models
 from tidegate.security import Redactor, configure_logging
 from tidegate.sessions import MaintenanceTask, Sessions, build_components
 from tidegate.store import Store, audit, maintenance
@@ -275,16 +276,23 @@ class Gateway:
         self._lock.mark_used()
 
     async def _open_models(self) -> None:
-        limits = self._config.limits
+        limits, secrets = self._config.limits, self._ready.secrets
+        self._network = Network()
+        if not self._recording.replays:  # a replay makes no connections and may lack the secrets of proxies
+            self._network = Network(
+                self._config.network, environment=os.environ, resolve=secrets.__getitem__, home=self._config.home
+            )
         self._clients = await self._scope.enter(
-            Clients(
+            HttpClient(
+                self._network,
                 connections=limits.connections,
                 per_host=limits.connections_per_host,
                 keepalive=limits.connection_idle,
             )
         )
         self._memory.watch_clients(self._clients)
-        secrets = self._ready.secrets
+        if any(model.api != "demo" for model in self._config.models.values()):
+            await to_thread.run_sync(self._clients.load)
         self._redactor.learn(*secrets.values())
         traffic = await self._recording.open(self._scope, self._clients, self._config, self._redactor, self._ledger)
         self._models = await self._scope.enter(
@@ -294,8 +302,10 @@ class Gateway:
                 secrets.__getitem__,
                 limits.answer_bytes,
                 retry_policy=self._recording.patience,
+                network=None if self._recording.replays else self._network,
             )
         )
+        self._redactor.learn(*self._network.secrets)
 
     async def _open_plugins(self) -> None:
         self._plugins, self._tools = None, self._ready.tools
@@ -319,6 +329,7 @@ class Gateway:
             environment=os.environ,
             search_key=None if reference is None else self._ready.secrets.get(reference),
             plugins=self._plugins,
+            network=self._network,
         )
         self._presence = components.presence
         self.sessions = Sessions(components)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from tidegate.config import Config, is_reference
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight.preflight import NO_KEY, Ready
+from tidegate.http_client import HttpClient, Transport
 from tidegate.lifetimes import Holding, Ledger, Scope
-from tidegate.models import Clients, RetryPolicy, Transport
+from tidegate.models import RetryPolicy
 from tidegate.security import Redactor
 from tidegate.status_report import RecorderStatus, ReplayerStatus
 
@@ -52,7 +53,7 @@ class Recording:
             self._replayer.open()
 
     async def open(
-        self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger
+        self, scope: Scope, clients: HttpClient, config: Config, redactor: Redactor, ledger: Ledger
     ) -> Transport:
         """Opens the recorder or replayer, if there is one. Returns the transport to use for models."""
         if self._replayer is not None:

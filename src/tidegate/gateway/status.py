@@ -21,7 +21,7 @@ from tidegate.gateway.process_memory.accounting import MemoryAccounting, private
 from tidegate.gateway.process_memory.pressure import MemoryPressure
 from tidegate.gateway.recording import Recording
 from tidegate.gateway.start_message import agent_models
-from tidegate.models import Clients, ClientStats
+from tidegate.http_client import ClientStats, HttpClient
 from tidegate.sessions import Sessions
 from tidegate.status_report import StatusReport
 from tidegate.store import Store, StoreStats
@@ -48,7 +48,7 @@ class StatusService:
         address: str,
         sessions: Sessions,
         store: Store,
-        clients: Clients,
+        clients: HttpClient,
         health: Health,
         server: Server,
         maintenance: Maintenance,

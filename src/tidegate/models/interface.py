@@ -8,9 +8,9 @@ belong to the caller.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tidegate.http_client import Lease
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.token_counts import TokenEstimate
-from tidegate.models.http.clients import Lease
 from tidegate.values import Call, Frozen, Message, Prefix
 
 

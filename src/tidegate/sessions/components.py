@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.config import Config
 from tidegate.engine import Engine, build_engine
+from tidegate.http_client import Network
 from tidegate.lifetimes import Presence, Scope
 from tidegate.log import Log
 from tidegate.models import Models
@@ -80,9 +81,11 @@ def build_components(
     environment: Mapping[str, str] | None = None,
     search_key: Secret | None = None,
     plugins: "Plugins | None" = None,
+    network: Network | None = None,
 ) -> Components:
     """Builds all components. `environment` is the environment of the process, from which commands get the variables
-    that the settings name. `search_key` is the key of the web search engine. `plugins` are the configured plug-ins."""
+    that the settings name. `search_key` is the key of the web search engine. `plugins` are the configured plug-ins.
+    `network` says how the web tools reach other hosts."""
     channels = channels or Channels()
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
@@ -101,7 +104,7 @@ def build_components(
         environment=environment or {},
         provenance=provenance,
     )
-    web = _web_access(config, spool, search_key)
+    web = _web_access(config, spool, search_key, network)
     skills = _skills(config, provenance)
     project_files = _project_files(config, provenance)
     memory, extractor = _memory(config, store, models, budgets, clock, _plugin(plugins, "memory"))
@@ -207,12 +210,12 @@ def _provenance(config: Config, store: Store, clock: Callable[[], float]) -> Pro
 # Each of the following imports its module only if an agent uses it.
 
 
-def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
+def _web_access(config: Config, spool: Spool, key: Secret | None, network: Network | None) -> "WebAccess | None":
     if not _uses(config, "web"):
         return None
     from tidegate.tools.builtin.web.http_access import WebAccess
 
-    return WebAccess(config.web, workers=spool.workers, key=key)
+    return WebAccess(config.web, workers=spool.workers, key=key, network=network)
 
 
 def _skills(config: Config, provenance: Provenance) -> "SkillLibrary | None":

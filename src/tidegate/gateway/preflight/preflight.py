@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.config import FILE_NAME, Config, is_reference, load, nearest, plugin_references
 from tidegate.errors import Misconfigured
-from tidegate.gateway.preflight import PreflightFailed, folders, rules
+from tidegate.gateway.preflight import PreflightFailed, folders, network, rules
 from tidegate.security import Secret, resolve
 from tidegate.tools import BUILTIN, ToolRegistry, builtin_toolsets
 
@@ -69,6 +69,8 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     errors += folders.unsafe(config, references)
     errors += folders.exposed_secrets(config, references, secrets, environment)
     errors += rules.invalid(config)
+    if not keyless:
+        errors += network.faults(config, secrets, environment)
     errors += _unknown_prices(config)
     if errors:
         raise PreflightFailed(tuple(with_path(home, error) for error in errors), config)
@@ -147,11 +149,16 @@ def with_path(home: Path, message: str) -> str:
 
 def _references(config: Config) -> dict[str, str]:
     """Returns the references to secrets in the settings, by setting."""
-    named = {"[web] search_key": config.web.search_key}
+    named = {
+        "[network] proxy": config.network.proxy,
+        "[web] proxy": config.web.proxy,
+        "[web] search_key": config.web.search_key,
+    }
     for name, table in config.plugins.items():
         named |= {f"[plugins.{name}] {key}": reference for key, reference in plugin_references(table)}
     for name, model in config.models.items():
         named[f"[models.{name}] key"] = model.key
+        named[f"[models.{name}] proxy"] = model.proxy
         named |= {f"[models.{name}] keys[{number}]": reference for number, reference in enumerate(model.keys)}
         named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
     return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}

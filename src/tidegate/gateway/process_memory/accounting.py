@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from tidegate.gateway.process_memory.allocator import native_free
+from tidegate.http_client import ClientStats, HttpClient
 from tidegate.lifetimes import Holding, Ledger, Scope
-from tidegate.models import Clients, ClientStats
 from tidegate.status_report import MemoryBreakdown, MemoryStatus, OwnerHolding, PressureStatus
 from tidegate.store import Store, StoreStats
 
@@ -61,7 +61,7 @@ class MemoryAccounting:
     def watch_store(self, store: Store) -> None:
         self._ledger.view("store", lambda: (_of_store(store.stats()),))
 
-    def watch_clients(self, clients: Clients) -> None:
+    def watch_clients(self, clients: HttpClient) -> None:
         self._ledger.view("model connection", lambda: (_of_clients(clients.stats()),))
 
     def record_base(self) -> None:

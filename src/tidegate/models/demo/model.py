@@ -11,15 +11,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from tidegate.errors import ModelFailed
+from tidegate.http_client import Lease, Transport
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.demo.script import DemoReply, read_request, reply
 from tidegate.models.formats.call_parameters import invalid, parse_tool_choice
 from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_counts import TokenEstimate
-from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
-from tidegate.models.http.request_interface import Transport
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message, Usage
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from tidegate.errors import ModelFailed, ModelKind
+from tidegate.http_client import ConnectionFailed
 from tidegate.models.http import error_body
-from tidegate.models.http.connection import ConnectionFailed
 from tidegate.models.http.refused_field import REFUSED_STATUS
 
 # Enough to recognise a provider's error message, and short enough for a chat message.
@@ -177,6 +177,9 @@ class FailureMapper:
     def of_connection(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
         """Returns the failure for a connection problem. `begun` is true if part of the answer had already arrived."""
         where = self._address
+        if failure.proxy:
+            what = f"the proxy on the way to {where} made no connection; check `proxy` and the proxy itself."
+            return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
         match failure.trouble:
             case "crowded":
                 what = (
@@ -197,7 +200,7 @@ class FailureMapper:
             case "untrusted":
                 what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
                 return self.failed(what, kind="network", retryable=False, endpoint_message=failure.said)
-            case "unconnected":
+            case "unconnected" | "unknown" | "forbidden":
                 what = f"cannot connect to {where}; check base_url and that the server runs."
                 return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
             case "broken":
