@@ -33,8 +33,6 @@ from tidegate.workspaces.backends.interface import Backend, SandboxLimits, Sandb
 from tidegate.workspaces.backends.local import LocalBackend
 from tidegate.workspaces.backends.shell_script import background
 from tidegate.workspaces.backends.ssh import SshBackend
-from tidegate.workspaces.files import Mount, SearchQuery, read_pattern
-from tidegate.workspaces.files.local_files import LocalFiles
 from tidegate.workspaces.kernel.cgroups import Cgroups
 from tidegate.workspaces.kernel.users import user_of
 from tidegate.workspaces.processes.children import Spawner
@@ -116,24 +114,16 @@ async def check(start: Start) -> None:
     await _bubblewrap(start.home).check()
 
 
-async def search(start: Start) -> None:
-    files = LocalFiles((Mount(inner="/workspace", folder=_spec(start.home).folder),), _spawner())
-    start.begin()
-    await files.search("/workspace", SearchQuery(pattern=read_pattern("needle")))
-
-
 async def job(start: Start) -> None:
     """A job that only its limit on CPU time ends."""
-    text = start.home / "text"
-    text.write_bytes(b"a" * 100 + b"!\n")
-    order = {"path": str(text), "pattern": "(a+)+$", "regex": True, "limit": 1, "bytes": 100, "seconds": 100}
+    (start.home / "endless.py").write_text("def work(order):\n    while True:\n        pass\n")
     start.begin()
     with contextlib.suppress(TimeoutError):
-        await JobRunner().run("search_job", {**order, "offset": 0, "byte": 0}, within=1, memory=256 * MIB)
+        await JobRunner().run("endless", {}, within=1, memory=256 * MIB, folder=start.home)
 
 
 KINDS: Mapping[str, Callable[[Start], Awaitable[None]]] = MappingProxyType(
-    {kind.__name__: kind for kind in (sandbox, network, command, local, ssh, check, search, job)}
+    {kind.__name__: kind for kind in (sandbox, network, command, local, ssh, check, job)}
 )
 
 

@@ -7,23 +7,28 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from bench.scripted_model import ScriptedModel
 from tidegate.config import Config, load
+from tidegate.engine.live_turn import LiveTurn
 from tidegate.gateway.plugins import open_plugins
 from tidegate.gateway.preflight.plugins import find_plugins
+from tidegate.http_client import HttpClient
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.models import Clients, Models, RetryPolicy
+from tidegate.models import Models, RetryPolicy
 from tidegate.plugins.host import Plugins
 from tidegate.security import Principal, resolve
 from tidegate.sessions import Components, EndHook, Sessions, build_components
-from tidegate.store import Db, Store, principals
+from tidegate.store import Db, Store, open_turns, principals
 from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
 from tidegate.turns import Channels
 from tidegate.values import Acceptance, Call, Inbound, Message, Outcome
+
+if TYPE_CHECKING:
+    from tests.in_process import InProcessGateway
 
 OWNER = Principal(id="p_owner", name="owner", role="owner")
 ANNA = Principal(id="p_anna", name="anna", role="member")
@@ -67,7 +72,7 @@ class Core:
         components: Components,
         scope: Scope,
         model: ScriptedModel,
-        clients: Clients,
+        clients: HttpClient,
         plugins: Plugins | None = None,
     ) -> None:
         self.service = service
@@ -117,6 +122,43 @@ class Core:
         return [request.decoded() for request in self.model.recorded]
 
 
+async def idle(gateway: "Core | InProcessGateway", session: str) -> None:
+    """Waits until no turn of the session is open, and none is left in memory."""
+    while True:
+        record = gateway.components.presence.get(session)
+        is_idle = record is None or not (record.turn or record.waiting)
+        if is_idle and await gateway.store.read(open_turns.is_idle, session):
+            return
+        await anyio.sleep(0.001)
+
+
+async def open_ids(gateway: "Core | InProcessGateway") -> list[str]:
+    """The ids of all open turns."""
+    return [turn.id for turn in await gateway.store.read(open_turns.listing)]
+
+
+def live_turn(gateway: "Core | InProcessGateway", session: str) -> LiveTurn:
+    """The running turn of this session, as the embedded engine holds it."""
+    record = gateway.components.presence.get(session)
+    assert record is not None and record.turn is not None, "no turn runs in this session"
+    found: LiveTurn = record.turn
+    return found
+
+
+async def fill_slots(gateway: Core, count: int) -> None:
+    """Runs as many turns at once as there are slots: none was lost, and there are no more."""
+    turns = [await gateway.accept(f"[hold slot{number}]", f"slot {number}") for number in range(count + 1)]
+    with anyio.fail_after(WAIT):
+        for number in range(count):
+            await gateway.model.held(f"slot{number}")
+    stats = gateway.components.engine.stats()
+    assert (stats.running, stats.waiting) == (count, 1)
+    for number in range(count + 1):
+        gateway.model.release(f"slot{number}")
+    for turn in turns:
+        await gateway.answered(turn.turn)
+
+
 async def open_test_plugins(
     config: Config, scope: Scope, own: frozenset[str] = frozenset()
 ) -> tuple[Plugins, dict[str, Toolset]]:
@@ -154,7 +196,7 @@ async def core(
     async with (
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db", **options) as store,
-        Clients(keepalive=config.limits.connection_idle) as clients,
+        HttpClient(keepalive=config.limits.connection_idle) as clients,
         Models(
             config.models,
             clients,

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, settings
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, live_turn, settings
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Event, QuestionAnswered, QuestionAsked
 
@@ -115,8 +115,7 @@ async def asked(gateway: Core, turn: str, count: int = 1) -> list[QuestionAsked]
                 if len(found) >= count:
                     break
     assert len(found) >= count, f"the turn ended and had asked {found}"
-    live = gateway.components.engine.running(log.session)
-    assert live is not None
+    live = live_turn(gateway, log.session)
     await until(lambda: live.questions == _open(log.events))
     return found
 

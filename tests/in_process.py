@@ -22,8 +22,9 @@ from bench.scripted_model import ScriptedModel
 from tests import core
 from tidegate.commands import build
 from tidegate.config import Config, load
+from tidegate.http_client import HttpClient
 from tidegate.lifetimes import Ledger, Scope
-from tidegate.models import Clients, Models
+from tidegate.models import Models
 from tidegate.security import Redactor, digest, make_code, make_key, resolve
 from tidegate.sessions import Components, Sessions, build_components
 from tidegate.status_report import SessionsStatus
@@ -59,7 +60,7 @@ class InProcessGateway:
         self.scope: Scope = parts["scope"]
         self.app: App = parts["app"]
         self.server: Server = parts["server"]
-        self.clients: Clients = parts["clients"]
+        self.clients: HttpClient = parts["clients"]
         self.socket: socket.socket = parts["socket"]
         self.health: Health = parts["health"]
 
@@ -116,7 +117,7 @@ async def in_process_gateway(
     async with (
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "tidegate.db", **store_options) as store,
-        Clients(keepalive=config.limits.connection_idle) as clients,
+        HttpClient(keepalive=config.limits.connection_idle) as clients,
         Models(
             config.models, clients, lambda reference: resolve(reference, os.environ, home), config.limits.answer_bytes
         ) as models,
@@ -138,7 +139,6 @@ async def in_process_gateway(
             commands=build(service),
             store=store,
             config=config,
-            models=models,
             redactor=redactor,
             health=health,
             status=status,

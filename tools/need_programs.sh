@@ -1,6 +1,6 @@
 #!/bin/bash
-# What the tests drive besides Python: a browser for the chat page, sandboxes and their network, a search program and an
-# ssh server for workspaces. Installs from Debian what is missing, when that can be done without asking.
+# What the tests drive besides Python: a browser for the chat page, sandboxes and their network, and an ssh server for
+# workspaces. Installs from Debian what is missing, when that can be done without asking.
 set -euo pipefail
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
@@ -22,7 +22,6 @@ need util-linux nsenter
 need util-linux setpriv
 need bsdutils script
 need git git
-need ripgrep rg
 need openssh-client ssh
 need openssh-server sshd
 [ ${#missing[@]} -gt 0 ] || exit 0

@@ -10,6 +10,7 @@ The module is also the pytest plugin that records which tests failed.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,8 @@ def _named(title: str, tests: Sequence[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    # A shell starts background jobs with Ctrl-C ignored. The programs under test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with _list() as path:
         status = _pytest("-n", "2", "--dist", "loadfile", *arguments, failed=path)
         failing = list(dict.fromkeys(path.read_text(encoding="utf-8").split("\0")[:-1]))

@@ -141,8 +141,14 @@ class Request(_Strict, frozen=True):
     n: int | None = None
     top_k: int | None = None
     min_p: float | None = None
-    """These two are accepted by compatible servers, but not by OpenAI's own."""
+    repeat_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    """These seven are accepted by compatible servers, but not by OpenAI's own."""
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: dict[str, str] | None = None
     safety_identifier: str | None = None
     store: bool | None = None
     prediction: Any = None

@@ -138,9 +138,13 @@ class StreamOptions(_Strict, frozen=True):
     include_obfuscation: bool = True
 
 
-class ChoiceFunction(_Strict, frozen=True):
-    type: Literal["function"]
+class ChoiceFunction(_Strict, frozen=True, tag_field="type", tag="function"):
     name: str
+
+
+class ChoiceAllowed(_Strict, frozen=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: tuple[ChoiceFunction, ...]
 
 
 class Request(_Strict, frozen=True):
@@ -152,7 +156,7 @@ class Request(_Strict, frozen=True):
     store: bool | None = None
     include: tuple[Include, ...] | None = None
     tools: msgspec.Raw = msgspec.Raw()
-    tool_choice: Literal["none", "auto", "required"] | ChoiceFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChoiceFunction | ChoiceAllowed | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
@@ -168,6 +172,7 @@ class Request(_Strict, frozen=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: dict[str, str] | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None

@@ -13,6 +13,7 @@ from bench.scripted.interface import Refusal
 from bench.scripted.media import check_file
 from bench.scripted.responses_request import (
     LONGEST_ID,
+    ChoiceAllowed,
     ChoiceFunction,
     InputFile,
     InputImage,
@@ -75,8 +76,10 @@ def check_tools(raw: bytes) -> tuple[tuple[str, ...], int, int]:
 
 def check_choice(request: Request, names: tuple[str, ...]) -> None:
     choice = request.tool_choice
-    if isinstance(choice, ChoiceFunction) and choice.name not in names:
-        raise Refusal(f"Tool choice '{choice.name}' is not among the 'tools'.", param="tool_choice")
+    chosen = choice.tools if isinstance(choice, ChoiceAllowed) else (choice,)
+    for each in chosen:
+        if isinstance(each, ChoiceFunction) and each.name not in names:
+            raise Refusal(f"Tool choice '{each.name}' is not among the 'tools'.", param="tool_choice")
 
 
 def check_items(request: Request, items: tuple[Item, ...]) -> None:

@@ -187,6 +187,10 @@ class TurnFailed(TidegateError):
         self.code = code
 
 
+class GivenUp(TurnFailed):
+    """The turn was interrupted and is not resumed. Its sender may repeat it."""
+
+
 class Misconfigured(TidegateError):
     pass
 

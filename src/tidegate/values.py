@@ -180,6 +180,13 @@ class Message(Frozen, frozen=True):
     interrupted: bool = False
     unanswered: bool = False
 
+    def without_bytes(self) -> "Message":
+        """Returns the message without the bytes of its media, which can be fetched separately."""
+        if not any(media.data for media in self.media):
+            return self
+        emptied = tuple(msgspec.structs.replace(media, data=b"") for media in self.media)
+        return msgspec.structs.replace(self, media=emptied)
+
 
 class ToolDefinition(Frozen, frozen=True):
     """The description of a tool for a model. `parameters` is a JSON schema, already encoded and therefore immutable.
@@ -260,7 +267,7 @@ class Call(Frozen, frozen=True):
     seed: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, int | float] | None = None
     top_logprobs: int | None = None
     """The number of alternatives to return for each token; None if no log probabilities are requested."""
     parallel_tool_calls: bool | None = None
@@ -285,14 +292,29 @@ class Call(Frozen, frozen=True):
     @property
     def is_forced(self) -> bool:
         """True if `tool_choice` forces the model to call a tool."""
-        return self.tool_choice not in (b"", b'"auto"', b'"none"')
+        if not self.tool_choice.startswith(b"{"):
+            return self.tool_choice == b'"required"'
+        allowed = msgspec.json.decode(self.tool_choice).get("allowed_tools")
+        return allowed is None or allowed["mode"] == "required"
 
     @property
-    def chosen_tool(self) -> str:
-        """The name of the tool that `tool_choice` forces the model to call; empty if it names no tool."""
+    def chosen_tools(self) -> tuple[str, ...]:
+        """The names of the tools that `tool_choice` allows or forces the model to call; empty if it names none."""
         if not self.tool_choice.startswith(b"{"):
-            return ""
-        return str(msgspec.json.decode(self.tool_choice)["function"]["name"])
+            return ()
+        choice = msgspec.json.decode(self.tool_choice)
+        listed = choice["allowed_tools"]["tools"] if "allowed_tools" in choice else (choice,)
+        return tuple(str(each["function"]["name"]) for each in listed)
+
+    def unforced(self) -> "Call":
+        """Returns the call for the steps after a forced one. A choice of allowed tools continues to apply."""
+        if not self.is_forced:
+            return self
+        choice = msgspec.json.decode(self.tool_choice)
+        if "allowed_tools" not in choice:
+            return msgspec.structs.replace(self, tool_choice=b"")
+        choice["allowed_tools"]["mode"] = "auto"
+        return msgspec.structs.replace(self, tool_choice=msgspec.json.encode(choice))
 
 
 IDEMPOTENCY = "idempotency"

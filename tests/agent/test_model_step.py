@@ -12,7 +12,8 @@ from tests.models.support import ANSWER_BYTES, PREFIX, settings
 from tidegate.agent import Conversation, ModelStep, SpendGuard
 from tidegate.agent.model_step import FallBack, combined_failure
 from tidegate.errors import ModelFailed
-from tidegate.models import Clients, Model, Models
+from tidegate.http_client import HttpClient
+from tidegate.models import Model, Models
 from tidegate.security import Secret
 from tidegate.tools import Toolset
 from tidegate.values import Call, Event, Message, TextDelta, TextReset, Usage
@@ -87,7 +88,7 @@ async def chained(server: FaultyModel, said: str = "hello") -> AsyncIterator[Cha
     one = settings(server.base_url, retries=0, idle_timeout=0.3, first_byte_timeout=0.3)
     configured = {name: msgspec.structs.replace(one, model=name) for name in NAMES}
     async with (
-        Clients() as clients,
+        HttpClient() as clients,
         Models(configured, clients, lambda reference: Secret("x"), ANSWER_BYTES) as models,
     ):
         chain = Chain([models.get(name) for name in NAMES], [Message(role="user", text=said)])

@@ -81,7 +81,7 @@ def test_any_document_gives_a_configuration_or_a_clear_refusal(document: dict[st
 @given(st.text(alphabet="[]{}=.\"'#, \n\tabc019-+:_e\\ué🌊", max_size=80))
 @settings(max_examples=example_count(150), deadline=None)
 def test_any_text_gives_a_configuration_or_a_clear_refusal(text: str) -> None:
-    attempt(text)
+    assert attempt(text)
 
 
 @given(st.binary(max_size=200))

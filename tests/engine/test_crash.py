@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, core
+from tests.core import ANNA, WAIT, core, idle
 from tidegate.agent import is_balanced
 from tidegate.store import messages, turns
 from tidegate.tools import ToolContext, Toolset, tool
@@ -113,10 +113,11 @@ async def test_a_turn_that_keeps_killing_the_gateway_is_not_resumed_for_ever(hom
             if row is not None and row.state == "running":
                 asked = model.counts["requests"]
                 with anyio.fail_after(WAIT):
-                    while model.counts["requests"] <= asked:
+                    while model.counts["requests"] <= asked and row is not None and row.state == "running":
                         await anyio.sleep(0.001)
+                        row = await gateway.store.read(turns.get, accepted.turn)
     async with core(home, extra, model=model) as gateway:
-        outcome = await gateway.service.outcome(accepted.turn, ANNA)
+        outcome = await gateway.answered(accepted.turn)
         assert outcome.state == "failed"
         assert outcome.error is not None and outcome.error.code == "resume_budget"
         history = await gateway.store.read(lambda db: messages.history(db, accepted.session))
@@ -155,7 +156,7 @@ async def test_messages_steered_in_before_a_crash_are_read_after_it(home: Path, 
     async with core(home, model=model) as gateway:
         with anyio.fail_after(WAIT):
             assert (await gateway.answered(accepted.turn)).state == "answered"
-            await gateway.components.engine.idle(accepted.session)
+            await idle(gateway, accepted.session)
         rows = await gateway.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
         texts = [row.message.text for row in rows if row.message.role == "user"]
         assert texts.count("drained before [hold b]") == 1 and texts.count("not drained yet") == 1
@@ -170,6 +171,7 @@ async def test_a_one_shot_call_without_a_key_ends_with_its_connection(home: Path
             await model.held("gate")
     model.release("gate")
     async with core(home, model=model) as gateway:
+        assert (await gateway.answered(accepted.turn)).state == "stopped"
         rows = await gateway.store.read(lambda db: db.execute("SELECT count(*) FROM sessions").get)
         assert rows == 0
         assert gateway.service.turn_log(accepted.turn) is None
@@ -193,7 +195,7 @@ async def test_a_stop_parks_unfinished_turns_and_the_next_start_continues_them(
             await model.held("gate")
         async with asyncio.TaskGroup() as group:
             group.create_task(gateway.service.drain(0.05))
-            while not gateway.components.engine.parking:
+            while gateway.components.engine.can_start(accepted.turn):
                 await anyio.sleep(0.001)
             model.release("gate")
         row = await gateway.store.read(turns.get, accepted.turn)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, core
+from tests.core import ANNA, WAIT, core, idle
 from tests.effects import EffectRecord, asking, configured
 from tidegate.agent import is_balanced
 from tidegate.errors import StoreFull, TidegateError
@@ -56,7 +56,7 @@ async def test_a_write_that_fails_anywhere_in_a_turn_leaves_the_session_usable(
             assert fault.left <= 0 or number > 5
             await gateway.service.recover()
             if accepted is not None:
-                await gateway.components.engine.idle(accepted.session)
+                await idle(gateway, accepted.session)
         outcome = await gateway.say("[say third] third")
         assert outcome.text == "third"
         history = await gateway.store.read(lambda db: messages.history(db, outcome.session))

@@ -14,9 +14,10 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
 from tests.store.rows import new_session, new_turn
 from tidegate.agent import Effect
+from tidegate.engine import TakenTurn
 from tidegate.engine.journal import Journal
-from tidegate.engine.live_turn import LiveTurn, TakenTurn
-from tidegate.engine.turn_lifecycle import Attempt, billing_of, settle, turn_end
+from tidegate.engine.live_turn import LiveTurn
+from tidegate.engine.turn_end import Attempt, billing_of, settle, turn_end
 from tidegate.errors import Superseded
 from tidegate.spool import Spool
 from tidegate.store import (

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core, core, settings
+from tests.core import ANNA, WAIT, Core, core, idle, live_turn, settings
 from tests.effects import asked, until
 from tidegate.agent import is_balanced
 from tidegate.commands import build
@@ -159,7 +159,7 @@ async def _delete(gateway: Core, session: str, turn: str) -> None:
 
 
 async def _caller_gone(gateway: Core, session: str, turn: str) -> None:
-    assert gateway.components.engine.interrupt(turn, "because its caller went away", abandoned=True)
+    assert await gateway.components.engine.stop(turn, "because its caller went away", abandoned=True)
 
 
 WAYS: dict[str, tuple[Callable[[Core, str, str], Awaitable[None]], str]] = {
@@ -227,9 +227,7 @@ async def test_when_a_turn_times_out_a_call_that_began_is_never_reported_as_not_
     world = World(tmp_path / "world")
     async with core(tmp_path / "home", **world.options(model)) as gateway:
         turn = await under_way(gateway, world, EXPECTED)
-        live = gateway.components.engine.running((await gateway.service.outcome(turn)).session)
-        assert live is not None
-        live.expire()
+        live_turn(gateway, (await gateway.service.outcome(turn)).session).expire()
         assert (await gateway.answered(turn)).state == "failed"
         check(await recorded(gateway, turn), EXPECTED, "The turn took longer than limits.turn_seconds")
 
@@ -249,7 +247,7 @@ async def test_a_turn_not_resumed_after_a_crash_reports_begun_calls_as_interrupt
             await gateway.store.write(sessions.end, session, reason="new", hooks=(), now=gateway.components.clock())
     options["toml"] = settings(model, "[limits]\nresumes = 0", tools='"clock"')
     async with core(tmp_path / "home", **options) as gateway:
-        outcome = await gateway.service.outcome(turn, ANNA)
+        outcome = await gateway.answered(turn)
         assert outcome.state == ("stopped" if ended else "failed")
         check(await recorded(gateway, turn), expected, "its session ended" if ended else "was given up")
         assert is_balanced(await gateway.store.read(messages.history, outcome.session))
@@ -333,7 +331,7 @@ async def test_a_result_refused_by_the_store_leaves_the_effect_unknown(
         world.may_finish.set()
         assert (await gateway.answered(accepted.turn)).state == "failed"
         refusing = False
-        await gateway.components.engine.idle(accepted.session)
+        await idle(gateway, accepted.session)
         check(await recorded(gateway, accepted.turn), {kind: EXPECTED[kind]}, "disk is full")
         assert (await gateway.say("[say free]")).text == "free"
 

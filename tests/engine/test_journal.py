@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.agent import EXCERPT_CHARACTERS
-from tidegate.engine import slim
+from tidegate.engine import TurnLog
 from tidegate.values import Media, Message
 
 media = st.builds(
@@ -31,9 +31,9 @@ messages = st.builds(
 def test_an_event_has_no_payload_and_the_original_message_is_unchanged(message: Message) -> None:
     """D6: a result is shortened, a picture is described by kind, size and name; the function is idempotent."""
     before = msgspec.json.encode(message)
-    slimmed = slim(message)
+    slimmed = TurnLog.row_event(1, message).message
     assert msgspec.json.encode(message) == before
-    assert slim(slimmed) == slimmed
+    assert TurnLog.row_event(1, slimmed).message == slimmed
     assert not any(picture.data for picture in slimmed.media)
     whole = message.text if message.role != "tool" else message.text[:EXCERPT_CHARACTERS]
     assert slimmed.text == whole
@@ -44,4 +44,4 @@ def test_an_event_has_no_payload_and_the_original_message_is_unchanged(message: 
 def test_a_message_without_payload_is_not_copied() -> None:
     """D6: most messages are small, and their events share them."""
     message = Message(role="tool", text="short", media=(Media(media_type="image/png", spooled="sp_1"),))
-    assert slim(message) is message
+    assert TurnLog.row_event(1, message).message is message

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core, core
+from tests.core import ANNA, WAIT, Core, core, live_turn
 from tests.effects import until
 from tests.store.rows import sessions_with
 from tidegate.agent import is_balanced
@@ -150,6 +150,7 @@ async def test_a_crash_between_the_end_and_its_turn_keeps_the_messages(home: Pat
         rows = (await gateway.service.transcript(running.session, ANNA)).rows
         assert not any(row.message.unanswered for row in rows), "the rows of the turn come first"
     async with core(home, **held.options(model)) as gateway:
+        await gateway.answered(running.turn)
         await check(gateway, running, queued)
 
 
@@ -205,8 +206,7 @@ async def _interrupt(gateway: Core, accepted: Acceptance, held: Held) -> None:
 
 
 async def _time_over(gateway: Core, accepted: Acceptance, held: Held) -> None:
-    live = gateway.components.engine.running(accepted.session)
-    assert live is not None
+    live = live_turn(gateway, accepted.session)
     live.expire()
 
 
@@ -249,7 +249,7 @@ async def test_messages_steered_into_a_turn_that_is_not_resumed_are_answered_at_
             await held.runs.wait()
         await gateway.accept("[say to you too] steered", busy="steer")
     async with core(home, "[limits]\nresumes = 0", **options) as gateway:
-        outcome = await gateway.service.outcome(accepted.turn, ANNA)
+        outcome = await gateway.answered(accepted.turn)
         assert outcome.state == "failed"
         await check_spilled(gateway, accepted, outcome.notices)
 
@@ -278,7 +278,7 @@ async def test_a_withdrawn_message_stays_out_of_the_transcript(home: Path, model
         with anyio.fail_after(WAIT):
             await model.held("gate")
         gone = await gateway.accept("two")
-        gateway.components.engine.interrupt(gone.turn, "because its caller went away", abandoned=True)
+        await gateway.components.engine.stop(gone.turn, "because its caller went away", abandoned=True)
         assert (await gateway.answered(gone.turn)).state == "stopped"
         model.release("gate")
         await gateway.answered(running.turn)

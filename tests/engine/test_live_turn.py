@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.project.quick import example_count
-from tidegate.engine.live_turn import LiveTurn, Slots
+from tidegate.engine.live_turn import LiveTurn
+from tidegate.engine.run_queue import Slots
 
 CAP = 2
 DEPTH = 2
@@ -162,7 +163,7 @@ def test_a_slot_goes_from_a_turn_to_its_task_and_back() -> None:
         assert (parent.has_slot, child.has_slot, slots.taken, slots.delegating) == (False, True, 1, 1)
         child.released = True
         slots.release(child)
-        assert parent.has_slot and not slots.free
+        assert parent.has_slot and not slots.is_free_for(None)
     assert parent.has_slot and slots.taken == 1 and slots.running == 1
 
 
@@ -173,6 +174,6 @@ def test_a_turn_that_waited_for_a_person_gets_a_slot_at_once() -> None:
     first.started_at = second.started_at = 1.0
     slots.occupy(first)
     with slots.waiting_for_person(first):
-        assert slots.free and not first.has_slot
+        assert slots.is_free_for(None) and not first.has_slot
         slots.occupy(second)
-    assert first.has_slot and second.has_slot and slots.taken == 2 and not slots.free
+    assert first.has_slot and second.has_slot and slots.taken == 2 and not slots.is_free_for(None)

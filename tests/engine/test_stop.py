@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core
+from tests.core import ANNA, WAIT, Core, live_turn, open_ids
 from tests.effects import EffectRecord, asked, until
 from tests.tasks import delegating, task
 from tidegate.values import Acceptance
@@ -59,7 +59,7 @@ async def _delegating_a_question(gateway: Core, deeds: EffectRecord) -> Acceptan
     """The task waits for a person: neither of the two turns has a slot."""
     said = task("helper", task("second", '[tool push {"what": "x"}]'))
     accepted = await gateway.accept(said, channel="page")
-    await until(lambda: gateway.components.engine.asking == 1)
+    await until(lambda: gateway.components.engine.stats().asking == 1)
     return accepted
 
 
@@ -67,7 +67,7 @@ PHASES = (_waiting, _asking_a_model, _running_a_tool, _asking_a_person, _delegat
 
 
 async def _stop(gateway: Core, accepted: Acceptance) -> None:
-    assert gateway.components.engine.interrupt(accepted.turn, "by its user")
+    assert await gateway.components.engine.stop(accepted.turn, "by its user")
 
 
 async def _end(gateway: Core, accepted: Acceptance) -> None:
@@ -75,8 +75,7 @@ async def _end(gateway: Core, accepted: Acceptance) -> None:
 
 
 async def _expire(gateway: Core, accepted: Acceptance) -> None:
-    live = gateway.components.engine.running(accepted.session)
-    assert live is not None
+    live = live_turn(gateway, accepted.session)
     live.expire()  # as the timer of limits.turn_seconds does
 
 
@@ -101,11 +100,11 @@ async def test_a_turn_that_is_stopped_frees_its_slot(
         outcome = await gateway.answered(accepted.turn)
         assert outcome.state in ("stopped", "refused", "failed")
         model.release("gate")
-        for turn in gateway.components.engine.turns:  # the turns that were in the way
+        for turn in await open_ids(gateway):  # the turns that were in the way
             await gateway.answered(turn)
         stats = gateway.components.engine.stats()
         assert (stats.running, stats.waiting, stats.asking, stats.delegating) == (0, 0, 0, 0)
-        assert gateway.components.engine.has_free_slot()
+        assert gateway.components.engine.can_start()
         both = [await gateway.accept(f"[hold {name}]", name=name) for name in ("one", "two")]
         with anyio.fail_after(WAIT):
             await model.held("one")

@@ -8,7 +8,7 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, core
-from tidegate.store import sessions, turns
+from tidegate.store import open_turns, sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -22,11 +22,11 @@ async def test_a_waiting_turn_that_is_stopped_ends_at_once_and_leaves_the_queue(
         with anyio.fail_after(WAIT):
             await model.held("gate")
         gone, kept = await gateway.accept("two"), await gateway.accept("three")
-        assert gateway.components.engine.interrupt(gone.turn, "by its user")
+        assert await gateway.components.engine.stop(gone.turn, "by its user")
         outcome = await gateway.answered(gone.turn)
         assert outcome.state == "stopped" and outcome.error is not None and "by its user" in outcome.error.message
         assert await gateway.service.outcome(gone.turn, ANNA) == outcome
-        assert gateway.components.engine.waiting(running.session) == 1
+        assert (await gateway.store.read(open_turns.of_session, running.session)).waiting == 1
         later = await gateway.accept("four")
         assert later.ahead == 2
         model.release("gate")
@@ -66,7 +66,7 @@ async def test_a_one_shot_call_that_waited_when_the_gateway_died_never_runs(home
     model.release("gate")
     async with core(home, model=model) as gateway:
         assert await gateway.store.read(sessions.get, waiting.session) is None
-        assert waiting.session not in [turn.session for turn in await gateway.store.read(turns.open_turns)]
+        assert waiting.session not in [turn.session for turn in await gateway.store.read(open_turns.listing)]
 
 
 async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
@@ -79,7 +79,7 @@ async def test_the_last_waiting_turn_that_is_stopped_leaves_no_trace_in_memory(
             await model.held("gate")
         waiting = await gateway.accept("two", name="other")
         assert gateway.components.presence.get(waiting.session) is not None
-        gateway.components.engine.interrupt(waiting.turn, "by its user")
+        await gateway.components.engine.stop(waiting.turn, "by its user")
         with anyio.fail_after(WAIT):
             while gateway.components.presence.get(waiting.session) is not None:
                 await anyio.lowlevel.checkpoint()
@@ -100,7 +100,7 @@ async def test_when_the_stop_of_a_waiting_turn_is_reported_its_session_is_gone_f
         told: list[int] = []
         for number in range(20):
             waiting = await gateway.accept("two", name=f"other {number}")
-            assert gateway.components.engine.interrupt(waiting.turn, "by its user")
+            assert await gateway.components.engine.stop(waiting.turn, "by its user")
             await gateway.answered(waiting.turn)
             told.append(gateway.service.census()["present"])
         assert told == [present] * 20

@@ -10,10 +10,12 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import WAIT, core
 from tests.store.rows import new_session, new_turn
+from tidegate.engine import TakenTurn
 from tidegate.engine.journal import Journal
-from tidegate.engine.live_turn import LiveTurn, TakenTurn
-from tidegate.engine.turn_lifecycle import Attempt, billing_of, turn_end
-from tidegate.store import Db, Store, intents, sessions, turns
+from tidegate.engine.live_turn import LiveTurn
+from tidegate.engine.turn_end import Attempt, billing_of, turn_end
+from tidegate.engine.turn_start import start
+from tidegate.store import Db, StopRequest, Store, intents, sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Message
 
@@ -77,3 +79,13 @@ async def test_the_intent_of_a_tool_is_gone_when_its_result_is_committed(home: P
         assert await gateway.store.read(intents.open_of, accepted.turn) == {}
         model.release("gate")
         assert (await gateway.answered(accepted.turn)).text == "done"
+
+
+async def test_a_turn_that_is_to_stop_is_not_taken_again(tmp_path: Path) -> None:
+    """L21, F4: an attempt after a crash finds the reason instead; the turn waits to be settled."""
+    async with Store.open(tmp_path / "tidegate.db") as store:
+        await store.write(taken)
+        await store.write(turns.request_stop, "t_1", StopRequest("by its user"))
+        assert await store.write(start, "t_1", 2.0) == StopRequest("by its user")
+        row = await store.read(turns.get, "t_1")
+        assert row is not None and (row.state, row.fence) == ("running", 1)

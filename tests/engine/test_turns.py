@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core, core
+from tests.core import ANNA, WAIT, Core, core, idle
 from tidegate.store import messages
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Message, TextDelta, ToolEnded, TurnEnded, TurnStarted
@@ -28,6 +28,8 @@ async def test_one_session_answers_in_the_order_of_its_messages(home: Path, mode
         second, third = await gateway.accept("[say 2] second"), await gateway.accept("[say 3] third")
         assert (first.how, second.how, third.how) == ("started", "queued", "queued")
         assert (second.ahead, third.ahead) == (1, 2)
+        stats = gateway.components.engine.stats()
+        assert (stats.running, stats.waiting) == (1, 2)
         model.release("gate")
         outcomes = [await gateway.answered(accepted.turn) for accepted in (first, second, third)]
         assert [outcome.text for outcome in outcomes][1:] == ["2", "3"]
@@ -228,7 +230,7 @@ async def test_a_message_steered_in_too_late_becomes_a_turn_of_its_own(home: Pat
         model.release("gate")
         await gateway.answered(accepted.turn)
         with anyio.fail_after(WAIT):
-            await gateway.components.engine.idle(accepted.session)
+            await idle(gateway, accepted.session)
         rows = await gateway.store.read(lambda db: messages.page(db, accepted.session, after=0, limit=50))
         late = [row for row in rows if row.message.text == "too late"]
         assert len(late) == 1 and late[0].turn != accepted.turn

@@ -63,7 +63,7 @@ async def test_a_turn_that_is_stopped_between_its_calls_has_no_estimate(home: Pa
         with anyio.fail_after(WAIT):
             await model.held("gate")
         waiting = await gateway.accept("two")
-        gateway.components.engine.interrupt(waiting.turn, "by its user")
+        await gateway.components.engine.stop(waiting.turn, "by its user")
         outcome = await gateway.answered(waiting.turn)
         assert (outcome.usage.tokens, outcome.usage.estimated) == (0, False)
         model.release("gate")
@@ -94,9 +94,11 @@ async def test_a_turn_ended_by_a_crash_reports_its_committed_steps(
             await model.held("gate")
     async with core(home, extra, model=model) as gateway:
         if "turns" in extra:
-            first, second = (other, accepted) if gateway.components.engine.running(other.session) else (accepted, other)
-            assert gateway.components.engine.waiting(second.session) == 1
-            gateway.components.engine.interrupt(second.turn, "by its user")
+            first, second = (
+                (other, accepted) if gateway.components.engine.follow_session(other.session) else (accepted, other)
+            )
+            assert gateway.components.engine.stats().waiting == 1
+            await gateway.components.engine.stop(second.turn, "by its user")
             outcome = await gateway.answered(second.turn)
             assert outcome.steps == (second is accepted)
             await gateway.service.stop(first.session, ANNA)

@@ -142,7 +142,7 @@ async def test_status_and_metrics_agree(home: Path, model: ScriptedModel) -> Non
 
 async def test_a_gateway_above_its_ceiling_unloads_idle_conversations(home: Path, model: ScriptedModel) -> None:  # noqa: F811
     """A6, A8, P15: the memory comes back, the running turn is not touched, and one line of the log says so."""
-    limits = 'residents = 1000\nresident_bytes = "256 MiB"\nmemory_bytes = "38 MiB"\n'
+    limits = 'residents = 1000\nresident_bytes = "256 MiB"\nmemory_bytes = "48 MiB"\n'
     async with loaded(home, model, limits) as load, contextlib.AsyncExitStack() as stack:
         await load.begin(f"[words 20] [hang after=10] {TEXT}", "busy", b"w5", stack)
         await load.fill(SESSIONS)

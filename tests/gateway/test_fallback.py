@@ -130,7 +130,11 @@ async def test_the_status_lists_the_models_of_the_process(tmp_path: Path, server
         assert (states["first"]["keys"], states["first"]["keys_resting"]) == (2, 1)
         assert states["first"]["rests_because"] == "overloaded"
         assert states["third"]["fallbacks"] == 1
-        for line in ("model first: 2 keys, 1 resting; resting until", "(overloaded)", "used as a fallback 1 time"):
+        for line in (
+            "model first: 2 keys, 1 in cooldown; in cooldown until",
+            "(overloaded)",
+            "used as a fallback 1 time",
+        ):
             assert line in shown.stdout
         metrics = await away(_read, gateway, "/metrics")
         assert 'tidegate_model_keys{model="first",state="resting"} 1.0' in metrics

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from tidegate.gateway.process_memory.accounting import MemoryAccounting, kernel_figures, private_bytes
-from tidegate.gateway.process_memory.allocator import interpreter_free
 from tidegate.lifetimes import Holding, Ledger, Scope
 
 MANY = 40 << 20
@@ -122,11 +121,3 @@ def _free_after_requests(*arguments: str) -> int:
 def test_requests_that_grow_leave_no_holes_of_their_size() -> None:
     """L22: a large block goes back to the system when it is freed, whatever was freed before it."""
     assert _free_after_requests("tuned") < 3 << 20 < _free_after_requests()
-
-
-def test_memory_that_the_interpreter_retains_is_reported() -> None:
-    """L22, L99: freed small objects leave free space in arenas still in use, which has its own kind."""
-    objects = [bytes(200) for _ in range(100_000)]
-    before = interpreter_free()
-    del objects[::2]
-    assert interpreter_free() - before > 8 << 20

@@ -59,6 +59,14 @@ def test_the_wheel_holds_every_file_of_the_program(wheel: Path) -> None:
     assert any(name.startswith("tidegate/web/static/vendor/LICENSE") for name in given)
     information = f"tidegate-{__version__}.dist-info"
     assert (wheel / information / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    licences = {path.name for path in (wheel / information / "licenses").rglob("*")}
+    assert {
+        "THIRD_PARTY_NOTICES.md",
+        "LICENSE.markdown-it",
+        "LICENSE.purify",
+        "LICENSE.temml",
+        "LICENSE.highlight",
+    } <= licences
     assert {name for name in given if not name.startswith(information)} == _files(SOURCE)
 
 

@@ -26,8 +26,8 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
     with pytest.raises(PreflightFailed) as told:
         examine(home)
     assert told.value.errors == (
-        f"{home}/tidegate.toml: [agents.coder] rules: the rule 'deny effect:exec' names an unknown effect; there are "
-        "read, write, execute, network",
+        f"{home}/tidegate.toml: [agents.coder] rules: the rule 'deny effect:exec' names an unknown effect; the "
+        "effects are read, write, execute, network",
         f"{home}/tidegate.toml: [agents.coder] rules: the rule 'permit write_file' must begin with one of allow, ask, "
         "deny",
     )
@@ -41,10 +41,10 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
     ("rule", "why"),
     [
         ("deny write_flie", "the agent's tools are clock, "),
-        ("deny write_file pth=secrets/*", "takes 'pth'; there are "),
+        ("deny write_file pth=secrets/*", "takes 'pth'; they take "),
         ("deny * command=rm*", "takes 'command'"),
         ("ask write_file path=a FOO=1", "takes 'FOO'"),
-        ("deny write_file channel:telegram", "no channel 'telegram'; there are http, "),
+        ("deny write_file channel:telegram", "no channel 'telegram'; the channels are http, "),
     ],
 )
 def test_a_rule_that_can_never_match_is_a_warning(home: Path, rule: str, why: str) -> None:

@@ -57,6 +57,16 @@ async def say(gateway: Gateway, text: str, session: str) -> dict[str, Any]:
         return found
 
 
+async def status(gateway: Gateway) -> dict[str, Any]:
+    key = (gateway.home / "api-key").read_text().strip()
+    async with (
+        aiohttp.ClientSession(gateway.address, headers={"Authorization": f"Bearer {key}"}) as client,
+        client.get("/api/status") as answer,
+    ):
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
 async def until(true: Callable[[], bool]) -> None:
     with anyio.fail_after(WAIT):
         while not true():
@@ -133,7 +143,9 @@ async def test_turns_share_the_configured_number_of_connections_to_a_model(tmp_p
             with anyio.fail_after(WAIT):
                 await model.held("gate")
             group.start_soon(say, gateway, "hello", "second")
-            await until(lambda: gateway._clients.stats().waiting == 1)
+            with anyio.fail_after(WAIT):
+                while (await status(gateway))["clients"].get("waiting") != 1:
+                    await anyio.sleep(0.005)
             assert model.stats()["requests"] == 1
             model.release("gate")
         assert (model.stats()["requests"], model.stats()["accepted_connections"]) == (2, 1)

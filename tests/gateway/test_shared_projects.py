@@ -3,7 +3,6 @@
 import itertools
 import json
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
@@ -17,6 +16,7 @@ from tests.core import settings
 from tests.gateway.process import WAIT, GatewayProcess, tidegate
 from tests.gateway.test_skills import away, bodies, running
 from tests.skills.skill_folders import skill
+from tests.workspaces.harness import until
 from tests.workspaces.test_protected_mounts import git, give
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
@@ -123,7 +123,7 @@ async def test_a_process_that_writes_later_and_a_kill_change_nothing(tmp_path: P
             await away(say, gateway, f"{start} start", "a", anna)
             assert b"Use tabs." in await beginning(model, gateway)
             (project / "go").touch()
-            await _until((project / "done").exists)
+            await until((project / "done").exists)
             await none_obeys(model, gateway, after=b"Use tabs.")
             gateway.signal(signal.SIGKILL)
             await away(gateway.wait)
@@ -198,7 +198,7 @@ async def test_a_member_leaves_nothing_that_the_owners_git_executes(tmp_path: Pa
         again = f"while :; do {plant}; done"
         attack = call("process", action="start", name="p", command=again) if late else terminal(plant)
         await away(say, gateway, f"{written} {attack} attack", "a", anna)
-        await _until((project / "tried").exists)
+        await until((project / "tried").exists)
         for arguments in (("status",), commit, ("status",)):
             await away(git, project, *arguments)
     assert (project / "evil").exists() and not proof.exists()
@@ -227,9 +227,3 @@ async def test_only_the_owner_accepts(tmp_path: Path, project: Path) -> None:
             with pytest.raises(HTTPError, match="403") as refused:
                 await away(asked)
             refused.value.close()
-
-
-async def _until(check: Callable[[], bool]) -> None:
-    with anyio.fail_after(WAIT):
-        while not check():
-            await anyio.sleep(0.05)

@@ -97,7 +97,7 @@ def test_faulty_skills_are_a_warning_in_every_command(tmp_path: Path) -> None:
     assert warnings == [
         f"{home}/tidegate.toml: [skills] folders: there is no folder {home}/gone; create it, or remove it "
         "from the list",
-        f'{home}/skills/broken/SKILL.md is left out: its frontmatter has the name "name" twice, again in line 4; '
+        f'{home}/skills/broken/SKILL.md is left out: its frontmatter has the name "name" twice, again on line 4; '
         "keep one.",
         f"{home}/tidegate.toml: [agents.main] skills: there is no skill 'absent'; did you mean 'absinth'?",
     ]
@@ -106,7 +106,7 @@ def test_faulty_skills_are_a_warning_in_every_command(tmp_path: Path) -> None:
     (finding,) = [
         each for each in json.loads(tidegate("doctor", "--json", home=home).stdout) if each["name"] == "configuration"
     ]
-    assert finding["state"] == "warn" and "again in line 4" in finding["text"]
+    assert finding["state"] == "warn" and "again on line 4" in finding["text"]
 
 
 def test_skills_without_the_toolset_are_a_warning(tmp_path: Path) -> None:

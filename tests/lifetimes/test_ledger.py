@@ -28,7 +28,7 @@ def test_holds_are_counted_by_kind_and_by_owner() -> None:
     process = ledger.account("process")
     session = ledger.account("session s_1", parent=process)
     process.add("connection", fds=2)
-    history = session.add("history", bytes=1000)
+    session.add("history", bytes=1000)
     session.add("shell", children=1, fds=3)
     assert ledger.totals() == {
         "connection": Holding(count=1, fds=2),
@@ -39,18 +39,15 @@ def test_holds_are_counted_by_kind_and_by_owner() -> None:
         ("process / session s_1", Holding(count=2, bytes=1000, fds=3, children=1)),
         ("process", Holding(count=1, fds=2)),
     ]
-    history.resize(10)
-    assert ledger.totals()["history"].bytes == 10
     assert len(ledger.owners(top=1)) == 1
 
 
 def test_a_release_counts_once() -> None:
-    """B7: releasing twice, or resizing afterwards, changes nothing."""
+    """B7: releasing twice changes nothing."""
     ledger = Ledger()
     hold = ledger.account("turn t_1").add("stream", bytes=5)
     hold.release()
     hold.release()
-    hold.resize(100)
     assert not hold.held and ledger.totals() == {"stream": Holding()} and ledger.owners() == []
 
 
@@ -119,12 +116,6 @@ class LedgerMachine(RuleBasedStateMachine):
         hold = account.add(kind, bytes=size, fds=1)
         self.held[hold] = size
         return hold
-
-    @rule(hold=holds, size=st.integers(0, 1000))
-    def resize(self, hold: Hold, size: int) -> None:
-        hold.resize(size)
-        if hold in self.held:
-            self.held[hold] = size
 
     @rule(hold=holds)
     def release(self, hold: Hold) -> None:

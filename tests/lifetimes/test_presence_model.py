@@ -35,8 +35,8 @@ class PresenceMachine(RuleBasedStateMachine):
             idle_ttl=AGE,
             clock=self.clock,
             warn=lambda *_: None,
-            is_waiting=lambda turn: any(record.turn is turn for record in self.asking.values()),
         )
+        self.presence.is_waiting = lambda turn: any(record.turn is turn for record in self.asking.values())
         self.asking: dict[str, Present] = {}
         self.order: list[tuple[str, Tenant]] = []
         self.used: dict[Tenant, float] = {}

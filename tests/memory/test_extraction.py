@@ -18,7 +18,7 @@ from tests.store.rows import count, new_session
 from tidegate.memory.extraction import MOST_EXTRACTED, TRIES, bounded, read_answer
 from tidegate.models import NOTES_TASK
 from tidegate.sessions import lifecycle
-from tidegate.store import Db, SummaryRow, messages, notes, sessions, summaries, turns, usage
+from tidegate.store import Db, SummaryRow, messages, notes, open_turns, sessions, summaries, usage
 from tidegate.values import Message, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -192,7 +192,7 @@ async def test_an_end_that_was_broken_off_is_learnt_from_once_after_the_next_sta
         await until_no_hook_is_pending(gateway)
         assert await gateway.components.endings.finish_slow() == 0
         assert await stored_notes(gateway) == ["likes tea"]
-        assert [row.state for row in await gateway.store.read(turns.open_turns)] == []
+        assert [row.state for row in await gateway.store.read(open_turns.listing)] == []
 
 
 async def test_the_conversation_is_data_to_the_extracting_model(home: Path, model: ScriptedModel) -> None:

@@ -11,9 +11,8 @@ import anyio
 from bench.scripted_model import ScriptedModel
 from tests.models.support import CANARY, Listener, ask, configured
 from tidegate.errors import ModelFailed
-from tidegate.models import Clients, Model
-from tidegate.models.http.clients import Origin
-from tidegate.models.http.connection import Timeouts
+from tidegate.http_client import HttpClient, Target, Timeouts
+from tidegate.models import Model
 from tidegate.models.recording.recorder import TransportRecorder
 from tidegate.models.recording.recording_file import Event, RecordedRequest, RecordingHead, events, line
 from tidegate.models.recording.replayer import TransportReplayer
@@ -31,7 +30,7 @@ async def recording(
 ) -> AsyncIterator[Model]:
     """A model whose traffic is recorded. The file is complete when the context is left."""
     async with (
-        Clients() as clients,
+        HttpClient() as clients,
         TransportRecorder(clients, path, REDACTOR, referred={"x-house"}, **bounds) as recorder,
         configured(server.base_url, clients=recorder, key="env:CANARY", **(given or {})) as model,
     ):
@@ -87,9 +86,9 @@ def written(path: Path, *lines: Event, version: int = 1) -> Path:
 
 async def send(traffic: TransportReplayer, body: Any, path: str = "/v1/chat/completions") -> str:
     """Send a bare request and return its complete answer."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {CANARY}\r\nContent-Length: 1\r\n\r\n".encode()
+    target = Target("POST", f"http://127.0.0.1:1{path}", {"Authorization": f"Bearer {CANARY}"})
     waits = Timeouts(connect=1, first_byte=1, idle=1)
-    response = await traffic.request(Origin(False, "127.0.0.1", 1), head, [json.dumps(body).encode()], waits)
+    response = await traffic.request(target, [json.dumps(body).encode()], waits)
     parts = []
     while data := await response.read():
         parts.append(data)

@@ -6,7 +6,8 @@ from typing import Any
 
 from bench.scripted_model import ScriptedModel
 from tidegate.config import ModelSettings
-from tidegate.models import Clients, Model, Models, RetryPolicy, Transport, Wire
+from tidegate.http_client import HttpClient, Transport
+from tidegate.models import Model, Models, RetryPolicy, Wire
 from tidegate.security import Secret
 from tidegate.values import Call, Message, Prefix, ToolDefinition
 
@@ -65,7 +66,7 @@ async def configured(
     **given: Any,
 ) -> AsyncIterator[Model]:
     retry_policy = RetryPolicy(sleep=sleep or Slept(), chance=chance, clock=lambda: 1_700_000_000.0)
-    own = Clients()
+    own = HttpClient()
     async with (
         own,
         Models(

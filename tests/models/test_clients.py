@@ -8,9 +8,7 @@ import psutil
 import pytest
 
 from tests.models.support import PREFIX, Listener, ScriptedModel, ask, configured
-from tidegate.models import Clients
-from tidegate.models.http.clients import Origin
-from tidegate.models.http.connection import Timeouts
+from tidegate.http_client import HttpClient, Target, Timeouts
 from tidegate.values import Call, Message
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +54,7 @@ async def test_many_cancelled_streams_leave_pool_and_files_intact(server: Script
         assert scope.cancelled_caught
         database.execute("insert into t values(randomblob(200))")
 
-    async with Clients() as clients, configured(server.base_url, clients=clients) as model:
+    async with HttpClient() as clients, configured(server.base_url, clients=clients) as model:
         for first in range(0, STORM, AT_ONCE):
             with anyio.fail_after(30):
                 async with anyio.create_task_group() as group:
@@ -81,7 +79,7 @@ def ask_words(number: int) -> Message:
 
 async def test_cancelling_before_the_first_byte_closes_the_connection(server: ScriptedModel) -> None:
     """L11: also while waiting for the headers."""
-    async with Clients() as clients, configured(server.base_url, clients=clients) as model:
+    async with HttpClient() as clients, configured(server.base_url, clients=clients) as model:
         async with anyio.create_task_group() as group:
             group.start_soon(ask, model, "[hold it]")
             with anyio.fail_after(10):
@@ -96,7 +94,7 @@ async def test_cancelling_before_the_first_byte_closes_the_connection(server: Sc
 async def test_half_closed_connections_do_not_accumulate(server: ScriptedModel) -> None:
     """L11: an impatient proxy closes idle connections again and again. None stays in CLOSE_WAIT, and the next request
     succeeds without a visible failure."""
-    async with Clients() as clients, configured(server.base_url, clients=clients) as model:
+    async with HttpClient() as clients, configured(server.base_url, clients=clients) as model:
         for round in range(5):
             async with anyio.create_task_group() as group:
                 for number in range(20):
@@ -112,7 +110,7 @@ async def test_half_closed_connections_do_not_accumulate(server: ScriptedModel) 
 
 async def test_idle_connections_are_closed_when_their_keep_alive_expires(server: ScriptedModel) -> None:
     """L11: without another request."""
-    async with Clients(keepalive=0.05) as clients, configured(server.base_url, clients=clients) as model:
+    async with HttpClient(keepalive=0.05) as clients, configured(server.base_url, clients=clients) as model:
         await ask(model, "hello")
         assert clients.stats().idle == 1
         with anyio.fail_after(10):
@@ -123,7 +121,7 @@ async def test_idle_connections_are_closed_when_their_keep_alive_expires(server:
 
 async def test_the_pool_is_bounded_and_connections_are_reused(server: ScriptedModel) -> None:
     """L11, A1: many requests, few connections."""
-    async with Clients(connections=8, per_host=4) as clients, configured(server.base_url, clients=clients) as model:
+    async with HttpClient(connections=8, per_host=4) as clients, configured(server.base_url, clients=clients) as model:
         async with anyio.create_task_group() as group:
             for number in range(40):
                 group.start_soon(ask, model, f"hello {number}")
@@ -134,7 +132,7 @@ async def test_the_pool_is_bounded_and_connections_are_reused(server: ScriptedMo
 
 async def test_leases_are_counted_by_endpoint_and_released_once(server: ScriptedModel) -> None:
     """B1, B7: a second release changes nothing."""
-    async with Clients() as clients, configured(server.base_url, clients=clients) as model:
+    async with HttpClient() as clients, configured(server.base_url, clients=clients) as model:
         one, two = model.lease(), model.lease()
         assert clients.stats().leases == {server.base_url: 2}
         one.release()
@@ -145,7 +143,7 @@ async def test_leases_are_counted_by_endpoint_and_released_once(server: Scripted
 
 
 async def test_clients_that_are_not_open_raise_an_error() -> None:
-    clients = Clients()
+    clients = HttpClient()
     with pytest.raises(RuntimeError, match="async with"):
-        await clients.request(Origin(secure=False, host="127.0.0.1", port=9), b"", [b""], Timeouts(1.0, 1.0, 1.0))
+        await clients.request(Target("POST", "http://127.0.0.1:9/", {}), [b""], Timeouts(1.0, 1.0, 1.0))
     assert clients.stats().open == 0

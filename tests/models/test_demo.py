@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.models.support import PREFIX, Listener, ask, encoded_by
 from tidegate.config import ModelSettings
 from tidegate.errors import ModelFailed
-from tidegate.models import Clients, Model, Models
+from tidegate.http_client import HttpClient
+from tidegate.models import Model, Models
 from tidegate.models.demo.model import FACTS
 from tidegate.models.demo.script import CONFIGURE, GREETING, HELP, HIGHEST_COUNT, read_request, reply
 from tidegate.models.formats.openai.chat import ChatWire
@@ -30,7 +31,7 @@ CLOCK = ToolDefinition(
 
 @pytest.fixture
 async def demo() -> AsyncIterator[Model]:
-    async with Clients() as clients, Models({"main": ModelSettings(api="demo")}, clients, Secret, 1000) as models:
+    async with HttpClient() as clients, Models({"main": ModelSettings(api="demo")}, clients, Secret, 1000) as models:
         yield models.get("main")
 
 

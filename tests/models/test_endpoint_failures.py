@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.models.http.connection import ConnectionFailed, Trouble
+from tidegate.http_client import ConnectionFailed, Trouble
 from tidegate.models.http.endpoint_failures import QUOTE_CHARACTERS, FailureMapper
 from tidegate.models.http.error_body import LONGEST_WAIT, retry_after_of
 from tidegate.security import Redactor, Secret

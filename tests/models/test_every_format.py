@@ -18,7 +18,8 @@ from tests.faulty_model import FORMATS
 from tests.models.raw_server import HEAD, WAIT, answering, pieces, spoken
 from tests.models.support import CANARY, Listener, Slept, ask, configured
 from tidegate.errors import ModelFailed
-from tidegate.models import Clients, Model
+from tidegate.http_client import HttpClient
+from tidegate.models import Model
 from tidegate.values import Message
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("api", FORMATS)]
@@ -29,9 +30,9 @@ MOST_BEATS = 40
 
 
 @asynccontextmanager
-async def asking(base_url: str, api: str, **given: Any) -> AsyncIterator[tuple[Model, Clients]]:
+async def asking(base_url: str, api: str, **given: Any) -> AsyncIterator[tuple[Model, HttpClient]]:
     """One model and its pool, which is clean afterwards."""
-    async with Clients() as clients:
+    async with HttpClient() as clients:
         options = {"retries": 0, "key": "env:CANARY", "first_byte_timeout": 5.0, "idle_timeout": 5.0, **given}
         async with configured(base_url, clients=clients, api=api, **options) as model:
             yield model, clients
@@ -48,7 +49,7 @@ async def fails(model: Model, text: str, listener: Listener | None = None) -> Mo
     return failure
 
 
-async def is_clean(server: ScriptedModel, model: Model, clients: Clients) -> None:
+async def is_clean(server: ScriptedModel, model: Model, clients: HttpClient) -> None:
     """Nothing of the failure is left: not in the pool, not in the kernel, not at the server."""
     with anyio.fail_after(WAIT):
         while server.stats()["busy"]:
@@ -225,7 +226,7 @@ async def test_endless_input_uses_bounded_memory(server: ScriptedModel, api: str
                 tracemalloc.stop()
             assert failure.kind == kind, piece[:20]
             assert peak < 8 * 1024 * 1024
-            assert clients.stats().open == 0
+            assert clients.stats().busy == 0
 
 
 async def test_an_answer_over_its_limit_is_cut_off_and_the_limit_is_named(server: ScriptedModel, api: str) -> None:

@@ -12,7 +12,8 @@ from tests.logs import capture_logs
 from tests.models.support import ANSWER_BYTES, Listener, ScriptedModel, Slept, ask, settings
 from tests.models.test_cooldown import Clock, failure
 from tidegate.errors import ModelFailed, ModelKind
-from tidegate.models import Clients, Model, Models, RetryPolicy
+from tidegate.http_client import HttpClient
+from tidegate.models import Model, Models, RetryPolicy
 from tidegate.models.http.cooldown import COOLDOWN_SECONDS, Cooldowns
 from tidegate.models.http.keyring import ROTATED, Key, KeyRing
 from tidegate.security import Secret
@@ -45,7 +46,7 @@ async def pooled(
         return Secret(SECRETS[reference])
 
     async with (
-        Clients() as clients,
+        HttpClient() as clients,
         Models(configured, clients, resolve, ANSWER_BYTES, retry_policy=retry_policy) as models,
     ):
         yield models

@@ -17,7 +17,7 @@ from tests.models.support import (
     configured,
 )
 from tidegate.errors import ModelFailed
-from tidegate.models.http import http_model
+from tidegate.http_client import HttpClient
 from tidegate.models.http.retry import LONGEST_RETRY_AFTER
 from tidegate.values import Call, Message, Prefix, ToolCall
 
@@ -349,9 +349,8 @@ class OneAnswer:
         await self._listener.aclose()
 
 
-async def test_an_endpoint_that_stops_reading_a_long_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endpoint_that_stops_reading_a_long_request_times_out() -> None:
     """L10: sending has its own deadline, because no other timeout applies meanwhile."""
-    monkeypatch.setattr(http_model, "UPLOAD_BYTES_PER_SECOND", 1 << 30)
     done = asyncio.Event()
 
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -361,7 +360,10 @@ async def test_an_endpoint_that_stops_reading_a_long_request_times_out(monkeypat
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     try:
-        async with configured(url, retries=0, connect_timeout=0.2, first_byte_timeout=0.2) as model:
+        async with (
+            HttpClient(upload_rate=1 << 30) as clients,
+            configured(url, clients=clients, retries=0, connect_timeout=0.2, first_byte_timeout=0.2) as model,
+        ):
             with anyio.fail_after(WAIT), pytest.raises(ModelFailed) as caught:
                 await ask(model, "x" * (32 << 20))
         assert (caught.value.kind, caught.value.retryable) == ("timeout", True)

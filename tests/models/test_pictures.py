@@ -62,6 +62,15 @@ def result_of(name: str, *shown: Media) -> Message:
     return Message(role="tool", call_id=f"of {name}", name=name, text=f"said by {name}", media=shown)
 
 
+@pytest.mark.parametrize(("own_service", "detail"), [(True, "original"), (False, "high")])
+def test_the_newest_detail_of_a_picture_is_sent_only_to_openais_own_service(own_service: bool, detail: str) -> None:
+    """D3: a server that refuses it would refuse every later request of the conversation."""
+    wire = ChatWire("m", Facts(vision=True), completion_tokens=own_service)
+    picture = msgspec.structs.replace(PICTURE, detail="original")
+    content = msgspec.json.decode(wire.encode(Message(role="user", text="look", media=(picture,))))["content"]
+    assert content[1]["image_url"]["detail"] == detail
+
+
 def test_media_of_results_follows_the_last_result_in_one_message() -> None:
     """D3: the format accepts media only from users, and nothing between the results of a step."""
     scaled = msgspec.structs.replace(PICTURE, note="scaled")

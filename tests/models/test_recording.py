@@ -15,7 +15,7 @@ from tests.models.raw_server import answering
 from tests.models.recording_files import REDACTOR, WAIT, lines_of, outcome, read, recording, replaying
 from tests.models.support import CANARY, ask, configured
 from tidegate.errors import Misconfigured, ModelFailed
-from tidegate.models import Clients
+from tidegate.http_client import HttpClient
 from tidegate.models.recording import writer as pens
 from tidegate.models.recording.recorder import TransportRecorder
 from tidegate.models.recording.recording_file import Event, RecordedAnswer, RecordedRequest, RecordingStopped
@@ -59,7 +59,7 @@ async def test_an_answer_that_cannot_be_redacted_is_left_out_and_recording_conti
 
     async with (
         answering(answer) as url,
-        Clients() as clients,
+        HttpClient() as clients,
         TransportRecorder(clients, file, REDACTOR) as recorder,
         configured(url, clients=recorder) as model,
     ):
@@ -79,7 +79,7 @@ async def test_a_recording_never_overwrites_a_file(tmp_path: Path) -> None:
         ("link", "already exists"),
         ("no/where", "folder .* does not exist"),
     ):
-        async with Clients() as clients:
+        async with HttpClient() as clients:
             with pytest.raises(Misconfigured, match=why):
                 async with TransportRecorder(clients, tmp_path / name, Redactor()):
                     pass

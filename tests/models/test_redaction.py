@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.models.recording_files import REDACTOR
 from tests.models.support import CANARY
+from tidegate.http_client import Target
 from tidegate.models.recording.redaction import redacted_head, redacted_pieces
 from tidegate.security import HIDDEN, Redactor, Secret
 
@@ -88,8 +89,8 @@ def test_an_answer_that_is_not_a_stream_is_redacted_too(before: str) -> None:
 
 def test_a_credential_in_the_path_is_hidden() -> None:
     """X15: some APIs have it there."""
-    head = f"POST /v1/{CANARY}/chat HTTP/1.1\r\nHost: h\r\n\r\n".encode()
-    assert redacted_head(head, (), REDACTOR).path == f"/v1/{HIDDEN}/chat"
+    target = Target("POST", f"http://h/v1/{CANARY}/chat", {})
+    assert redacted_head(target, (), REDACTOR).path == f"/v1/{HIDDEN}/chat"
 
 
 def test_a_json_body_is_redacted_as_json_after_leading_white_space() -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.models.support import CANARY, ScriptedModel, ask, configured, settings
 from tidegate.config import ModelSettings
 from tidegate.errors import Misconfigured
-from tidegate.models import Clients, Model, Models
+from tidegate.http_client import HttpClient
+from tidegate.models import Model, Models
 from tidegate.security import Secret
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +25,7 @@ def resolve(reference: str) -> Secret:
 
 
 async def signature(**given: Any) -> bytes:
-    async with Models({"main": settings(**{**BASE, **given})}, Clients(), resolve, 1000) as models:
+    async with Models({"main": settings(**{**BASE, **given})}, HttpClient(), resolve, 1000) as models:
         return models.get("main").signature
 
 
@@ -53,7 +54,7 @@ async def test_model_and_api_are_in_the_signature() -> None:
     one = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="one")
     two = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:1/v1", model="two")
     demo = ModelSettings(api="demo")
-    async with Models({"a": one, "b": two, "c": demo}, Clients(), resolve, 1000) as models:
+    async with Models({"a": one, "b": two, "c": demo}, HttpClient(), resolve, 1000) as models:
         assert len({models.get(name).signature for name in models.names}) == 3
 
 
@@ -101,7 +102,7 @@ async def test_the_configured_key_is_sent(server: ScriptedModel) -> None:
 async def test_a_model_without_address_or_name_is_refused_at_the_start(field: str) -> None:
     given: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "m", field: ""}
     with pytest.raises(Misconfigured, match=field):
-        async with Models({"main": ModelSettings(api="openai-chat", **given)}, Clients(), resolve, 1000):
+        async with Models({"main": ModelSettings(api="openai-chat", **given)}, HttpClient(), resolve, 1000):
             pass
 
 
@@ -114,7 +115,7 @@ async def test_a_key_that_no_header_may_carry_is_refused_without_quoting_it() ->
 
 
 async def test_the_error_for_an_unknown_model_lists_the_known_ones() -> None:
-    async with Models({"a": ModelSettings(api="demo")}, Clients(), resolve, 1000) as models:
+    async with Models({"a": ModelSettings(api="demo")}, HttpClient(), resolve, 1000) as models:
         model: Model = models.get("a")
         assert model.name == "a"
         with pytest.raises(Misconfigured, match="the configured models are: a"):
@@ -135,7 +136,7 @@ def test_no_provider_package_is_imported() -> None:
 async def test_the_name_of_the_demo_model_is_reserved() -> None:
     """X22: usage under that name would not be charged after a restart."""
     given = ModelSettings(api="openai-chat", base_url="http://127.0.0.1:9/v1", model="demo")
-    async with Clients() as clients:
+    async with HttpClient() as clients:
         with pytest.raises(Misconfigured, match=r"\[models.main\] model = \"demo\" is reserved .* use another name"):
             async with Models({"main": given}, clients, Secret, 1000):
                 pass

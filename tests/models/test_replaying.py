@@ -10,9 +10,8 @@ from bench.scripted_model import ScriptedModel
 from tests.models.recording_files import NOWHERE, opened, outcome, recorded_request, recording, replaying, send, written
 from tests.models.support import ANSWER_BYTES, CANARY, Slept, ask, settings
 from tidegate.errors import ModelFailed
+from tidegate.http_client import ConnectionFailed, Target, Timeouts
 from tidegate.models import Models
-from tidegate.models.http.clients import Origin
-from tidegate.models.http.connection import ConnectionFailed, Timeouts
 from tidegate.models.recording.recording_file import Event, RecordedAnswer, RecordedPiece
 from tidegate.security import Secret
 from tidegate.values import Message
@@ -92,10 +91,8 @@ async def test_a_retry_after_date_gives_the_same_wait_as_when_recorded(tmp_path:
     headers = {"retry-after": "Thu, 01 Jan 2026 01:00:00 GMT"}
     answer = RecordedAnswer(1, 5, "complete", status=429, headers=headers)
     file = written(tmp_path / "f", recorded_request(1, {}), answer)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
-    response = await (await opened(file)).request(
-        Origin(False, "x", 1), head, [b"{}"], Timeouts(connect=1, first_byte=1, idle=1)
-    )
+    target = Target("POST", "http://x/v1/chat/completions", {})
+    response = await (await opened(file)).request(target, [b"{}"], Timeouts(connect=1, first_byte=1, idle=1))
     assert response.headers["retry-after"] == "3600.0"
 
 

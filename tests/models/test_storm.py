@@ -13,11 +13,12 @@ import pytest
 from anyio import to_thread
 
 from bench.scripted_model import ScriptedModel
+from tests.http_client.authority import Authority
 from tests.models.support import Listener, Slept, ask, configured
 from tests.models.test_clients import FEW, sockets, until_idle
-from tests.models.test_tls import Authority
 from tidegate.errors import ModelFailed
-from tidegate.models import Clients, Model
+from tidegate.http_client import HttpClient
+from tidegate.models import Model
 from tidegate.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +67,7 @@ async def test_two_thousand_cancelled_tls_requests_damage_no_file(trusted: Scrip
     chance = random.Random(SEED)
     path = tmp_path / "t.db"
     written = 0
-    async with Store.open(path) as store, Clients() as clients:
+    async with Store.open(path) as store, HttpClient() as clients:
         await store.write(lambda db: db.execute("CREATE TABLE storm(number, page, digest)"))
         async with configured(trusted.base_url, clients=clients, retries=0) as model:
             await ask(model, "hello")
@@ -135,7 +136,7 @@ async def test_repeatedly_dropped_connections_leave_none_half_closed(server: Scr
     chance = random.Random(SEED)
     scripts = ("hello", "[close times=1]", "[cut after=0 times=1]", "[cut after=3 times=1]", "[status 503 times=1]")
     async with (
-        Clients(per_host=16) as clients,
+        HttpClient(per_host=16) as clients,
         configured(server.base_url, clients=clients, sleep=Slept(), retries=3) as model,
     ):
         for round in range(ROUNDS):

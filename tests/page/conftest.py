@@ -91,6 +91,17 @@ def page_of_record(browser: Browser, gateway: Gateway) -> Iterator[Page]:
     context.close()
 
 
+@pytest.fixture(scope="package")
+def page_for_text(browser: Browser, gateway: Gateway) -> Iterator[Page]:
+    """A page with the style of the chat page for rendering texts by calling modules; all such tests share it."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(gateway.origin + "/")
+    expect(page.locator(".sign-in")).to_be_visible()
+    yield page
+    context.close()
+
+
 def send(page: Page, text: str) -> None:
     page.locator("#composer").fill(text)
     page.locator("#composer").press("Enter")

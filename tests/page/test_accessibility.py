@@ -177,6 +177,8 @@ def test_text_has_contrast_in_both_schemes(scheme: str) -> None:
         "accent": ("ground", "side", "raised", "code"),
         "warn": ("ground", "raised", "warn-ground"),
         "on-accent": ("accent",),
+        "good": ("code", "good-ground"),
+        **{f"code-{kind}": ("code",) for kind in ("keyword", "string", "number", "title", "name")},
     }
     for text, backs in grounds.items():
         for back in backs:

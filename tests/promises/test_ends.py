@@ -193,7 +193,7 @@ async def test_a_crash_between_the_end_and_its_turn_leaves_both_to_the_next_star
         )
     asked = model.counts["requests"]
     async with core(home, model=model, hooks={"diary": Diary()}, **options) as gateway:
-        assert (await gateway.service.outcome(running.turn, ANNA)).state == "stopped"
+        assert (await gateway.answered(running.turn)).state == "stopped"
         assert model.counts["requests"] == asked
         with anyio.fail_after(WAIT):
             while not (found := await diary_of(gateway, running.session)):

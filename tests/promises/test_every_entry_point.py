@@ -15,10 +15,13 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.core import idle
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import CHAT, call, chat, chat_body
 from tidegate.agent import Conversation
-from tidegate.engine import Journal, LiveTurn, TurnLog
+from tidegate.engine import TurnLog
+from tidegate.engine.journal import Journal
+from tidegate.engine.live_turn import LiveTurn
 from tidegate.lifetimes import Present
 
 pytestmark = pytest.mark.anyio
@@ -41,8 +44,6 @@ def census(h: InProcessGateway) -> dict[str, int]:
         "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "threads": threading.active_count(),
         "leases": sum(h.clients.stats().leases.values()),
-        "live": len(h.components.engine.turns),
-        "ready": h.components.engine.queued,
         "owners": len(h.service.ledger.owners(top=1000)),
     }
 
@@ -95,13 +96,13 @@ async def page(h: InProcessGateway, model: ScriptedModel) -> None:
                 async for line in events.content:
                     if line.startswith(b"data: ") and msgspec.json.decode(line[6:]).get("type") == "turn_ended":
                         break
-        await h.components.engine.idle(session)
+        await idle(h, session)
         model.latch("here").opened.clear()
         last = await say(h, "[words 400] [hang after=3]", session=session)
         stopper = await say(h, "[say at last]", session=session, busy="interrupt")
         assert (await h.service.wait(last["turn"])).state in ("stopped", "answered")
         await h.service.wait(stopper["turn"])
-        await h.components.engine.idle(session)
+        await idle(h, session)
     for line in ("/status", "/title a name", "/model other", "/reasoning low", "/undo", "/retry", "/sessions"):
         reply = await say(h, line, session=session)
         if reply.get("turn"):

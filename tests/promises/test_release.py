@@ -13,7 +13,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, settings
 from tidegate.agent import Conversation
-from tidegate.engine import Journal, LiveTurn, TurnLog
+from tidegate.engine import TurnLog
+from tidegate.engine.journal import Journal
+from tidegate.engine.live_turn import LiveTurn
 from tidegate.lifetimes import Present
 from tidegate.store import sessions
 from tidegate.tools import ToolContext, Toolset, tool

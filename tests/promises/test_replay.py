@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core, core
+from tests.core import ANNA, WAIT, Core, core, idle
 from tidegate.store import intents, messages
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Message
@@ -157,7 +157,7 @@ async def test_steered_messages_are_read_at_the_same_step_again(home: Path, mode
     async with core(home, many, model=model) as gateway:
         assert (await gateway.answered(accepted.turn)).state == "answered"
         with anyio.fail_after(WAIT):
-            await gateway.components.engine.idle(accepted.session)
+            await idle(gateway, accepted.session)
         rows = (await gateway.service.transcript(accepted.session, ANNA)).rows
         said = [row.message.text.partition(" ")[0] for row in rows if row.message.role == "user"]
         assert said == [str(number) for number in range(cut + 2)]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.scaling import LINEAR, growth, ratio
 from tidegate.errors import ToolFailed
+from tidegate.models.demo.script import read_request, reply
 from tidegate.models.formats.json_repair import _without_usage, repair_json
 from tidegate.models.http import endpoint_failures, error_body
 from tidegate.models.http.sse import EventParser
@@ -54,6 +55,13 @@ def head_read(text: str) -> None:
         frontmatter.read(text)
 
 
+def said(before: str, after: str, text: str) -> None:
+    """A message to the demo model."""
+    content = before + text + after
+    tools = [{"function": {"name": name}} for name in ("read_file", "terminal", "ask_user", "delegate", "skill")]
+    reply(read_request(json.dumps({"messages": [{"role": "user", "content": content}], "tools": tools}).encode()))
+
+
 def found(text: str) -> None:
     SearXNG("http://127.0.0.1", None).hits(json.dumps({"results": [{"url": "http://a", "title": text}] * 8}).encode())
 
@@ -79,6 +87,11 @@ READERS: dict[str, tuple[Callable[[Any], object], Any, int]] = {
     "an overlapping text in a file": (edited, "a", MIB // 8),
     "the head of a skill": (head_read, "---\n", 64 * KIB),
     "a title with mark-up": (found, "&amp<a", MIB // 8),
+    "a path to read": (partial(said, "read ", " x"), ".", 4 * KIB),
+    "spaces in a call": (partial(said, "call x ", "y"), " ", 4 * KIB),
+    "spaces in a question": (partial(said, "ask me x?", "b\nc"), " ", 4 * KIB),
+    "an agent's name": (partial(said, "delegate to ", " "), "a:", 64 * KIB),
+    "a note to forget": (partial(said, "forget note 1", "x"), ".", 64 * KIB),
     "a glob": (Glob("**/*a*a*a*a*b").matches, "a" * 99 + "/", 32 * KIB),
 }
 

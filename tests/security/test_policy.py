@@ -142,6 +142,17 @@ def test_an_allowed_prefix_allows_no_second_command(pattern: str, command: str) 
     assert parse("allow write_file path=*").matches(act("write_file", "write", path="notes (1) & more.txt"))
 
 
+@pytest.mark.parametrize("path", ["notes/../.env", "notes/a/../../b", "notes/.."])
+def test_an_allowed_folder_allows_nothing_outside_it(path: str) -> None:
+    """X12: unless the pattern itself leads there."""
+    rule = parse("allow write_file path=notes/*")
+    assert rule.matches(act("write_file", "write", path="notes/a..b/c"))
+    assert not rule.matches(act("write_file", "write", path=path))
+    assert parse("allow write_file path=../notes/*").matches(act("write_file", "write", path="../notes/a"))
+    assert not parse("allow write_file path=../notes/*").matches(act("write_file", "write", path="../notes/../a"))
+    assert parse("ask write_file path=notes/*").matches(act("write_file", "write", path=path))
+
+
 @given(st.lists(st.lists(rules(), max_size=3), min_size=1, max_size=3), st.sampled_from(MODES), actions)
 def test_of_several_policies_the_strictest_decides(given: list[list[PolicyRule]], mode: Mode, action: Action) -> None:
     """X11: no policy that is added makes the verdict milder."""
@@ -188,7 +199,7 @@ def test_rules_read_as_they_are_written(line: str, fitting: Action, other: Actio
         ("permit terminal", "must begin with one of allow, ask, deny"),
         ("deny", "needs a subject"),
         ("deny command=rm*", "needs a subject"),
-        ("deny effect:exec", "there are read, write, execute, network"),
+        ("deny effect:exec", "the effects are read, write, execute, network"),
         ("deny terminal rm", "'rm', which is neither"),
         ("deny terminal command=", "command=\\* for any"),
         ('deny terminal command="rm', "no closing quote"),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 async def notices(gateway: Core, text: str) -> list[str]:
     accepted = await gateway.accept(text)
-    log = gateway.components.engine.log(accepted.turn)
+    log = gateway.components.engine.follow(accepted.turn)
     assert log is not None
     with anyio.fail_after(WAIT):
         return [event.text async for batch in log.read() for event in batch if isinstance(event, Notice)]

@@ -14,7 +14,9 @@ from tidegate.store import Db
 
 pytestmark = pytest.mark.anyio
 
-WHOLE = re.compile(r"SCAN (sessions|turns|messages|receipts|usage|intents|settings|approvals)\b")
+TABLES = "sessions|turns|messages|receipts|usage|intents|settings|approvals"
+WHOLE = re.compile(rf"SCAN ({TABLES})\b(?! USING COVERING INDEX turns_open\b)")
+"""The index `turns_open` has only open turns, of which limits.waiting_total allows a bounded number."""
 ALL_ROWS = re.compile(r"SEARCH (turns USING INDEX turns_number|messages USING INDEX messages_seq) \(session=\?\)$")
 
 

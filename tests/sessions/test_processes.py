@@ -12,7 +12,7 @@ import pytest
 
 from bench.scripted.script import OBEY
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core, core
+from tests.core import ANNA, WAIT, Core, core, live_turn
 from tests.effects import EffectRecord, asked, configured, results, until
 from tests.sessions.test_maintenance import run
 from tests.workspaces.harness import alive, token
@@ -232,8 +232,7 @@ async def test_the_person_who_started_a_process_can_be_asked_in_the_turn_of_its_
         await gateway.say(job(PUSH), channel="page")
         await let_go(gateway)
         await until(lambda: gateway.service.questions.waiting == 1)
-        running = gateway.components.engine.running(session)
-        assert running is not None
+        running = live_turn(gateway, session)
         [question] = await asked(gateway, running.turn)
         await gateway.service.questions.answer(question.id, ANNA, "approved")
         await report_turns(gateway, 2)

@@ -15,7 +15,7 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tidegate.errors import Busy, Conflict, Stopping
 from tidegate.sessions.operations import Operations
-from tidegate.store import Db, Store, turns
+from tidegate.store import Db, Store, open_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +110,7 @@ async def test_a_retry_runs_even_if_its_caller_has_left(home: Path, model: Scrip
             retrying.cancel()
             await asyncio.wait([retrying])
         with anyio.fail_after(WAIT):
-            while len(gateway.requests()) < 2 or not await gateway.store.read(turns.is_idle, first.session):
+            while len(gateway.requests()) < 2 or not await gateway.store.read(open_turns.is_idle, first.session):
                 await anyio.lowlevel.checkpoint()
         rows = (await gateway.service.transcript(first.session, ANNA)).rows
         assert [row.message.role for row in rows] == ["user", "assistant"]

@@ -36,6 +36,7 @@ def beginning(body: bytes) -> bytes:
 
 def grows(model: ScriptedModel, *, from_request: int = 0) -> None:
     bodies = [request.body for request in list(model.recorded)[from_request:]]
+    assert len(bodies) > 1
     for earlier, later in itertools.pairwise(bodies):
         assert later.startswith(beginning(earlier))
 

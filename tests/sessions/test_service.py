@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, idle
 from tidegate.errors import Busy, Conflict, NotFound, Stopping, TooLarge
 from tidegate.store import messages, turns
 from tidegate.values import Event, MessageAdded, TextDelta, TurnEnded
@@ -73,7 +73,7 @@ async def test_steering_has_the_length_of_the_queue(home: Path, model: ScriptedM
         model.release("gate")
         await gateway.answered(running.turn)
         with anyio.fail_after(WAIT):
-            await gateway.components.engine.idle(running.session)
+            await idle(gateway, running.session)
         said = [row.message.text for row in (await gateway.service.transcript(running.session, ANNA)).rows]
         assert [text for text in said if text.startswith(("steer", "one"))] == ["steer 0", "steer 1"]
 

@@ -208,7 +208,7 @@ async def test_a_turn_that_waits_for_an_asking_task_is_unloaded_too(home: Path, 
     async with delegating(home, model, "[limits]\nresidents = 1", **options) as gateway:
         given = task("helper", '[tool push {"what": "a"}] [say pushed it]')
         accepted = await gateway.accept(f"{LONG} {given} [say told]", channel="page")
-        await until(lambda: gateway.components.engine.asking == 1)
+        await until(lambda: gateway.components.engine.stats().asking == 1)
         [question] = await gateway.service.questions.open_for(ANNA)
         assert gateway.components.presence.relieve(1)[0] == 1
         await settled(gateway)

@@ -44,7 +44,7 @@ WRONG = {
     head("name: a\ndescription: x\n--- b"): "several documents",
     head("- a\n- b"): "not a list of fields",
     head("[" * 20): "more than 16 levels",
-    head("? [a]\n: b"): "a list for a name",
+    head("? [a]\n: b"): "a list as a field name",
     head(f"name: a\ndescription: x\nlicense: {'x' * HEAD_CHARACTERS}"): f"more than {HEAD_CHARACTERS} characters",
     head(f"name: a\ndescription: x\ncompatibility: {'x' * 501}"): "its compatibility has 501",
     head("name: a\ndescription: x\nmetadata: [a]"): "its metadata is a list",

@@ -20,24 +20,23 @@ def children() -> list[int]:
     return [int(pid) for pid in " ".join(listed).split()]
 
 
-def endless(path: Path) -> dict[str, object]:
-    """An order that never finishes."""
-    path.write_text("a" * 5000 + "!")
-    rest = {"offset": 0, "byte": 0, "limit": 1, "bytes": 1000, "seconds": 60}
-    return {"path": str(path), "pattern": "(a+)+$", "regex": True, **rest}
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the job `endless`, which never finishes."""
+    (tmp_path / "endless.py").write_text("def work(order):\n    while True:\n        pass\n")
+    return tmp_path
 
 
 async def test_a_child_gets_an_empty_environment_no_descriptors_and_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D7, L26: the gateway's secrets never reach it; it may use all cores of the gateway."""
     monkeypatch.setenv("CANARY", "a secret")
     cores = frozenset(os.sched_getaffinity(0))
-    order = endless(tmp_path / "file")
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
-            group.start_soon(lambda: JobRunner(cores).run("search_job", order, within=WAIT, memory=MEMORY))
-            while not (found := children()) or "(a+)+" not in Path(f"/proc/{found[0]}/cmdline").read_text():
+            group.start_soon(lambda: JobRunner(cores).run("endless", {}, within=WAIT, memory=MEMORY, folder=folder))
+            while not (found := children()) or "endless" not in Path(f"/proc/{found[0]}/cmdline").read_text():
                 await anyio.sleep(0.01)
             proc = Path("/proc") / str(found[0])
             while "Max processes             0" not in (proc / "limits").read_text():
@@ -50,15 +49,14 @@ async def test_a_child_gets_an_empty_environment_no_descriptors_and_limits(
     assert children() == []
 
 
-async def test_few_jobs_run_at_once_and_all_end_at_their_deadline(tmp_path: Path) -> None:
+async def test_few_jobs_run_at_once_and_all_end_at_their_deadline(folder: Path) -> None:
     """D7, L15: further jobs wait; no process is left, even if the caller is cancelled."""
     workers = JobRunner()
-    order = endless(tmp_path / "file")
     most = 0
 
     async def one() -> None:
         with pytest.raises(TimeoutError):
-            await workers.run("search_job", order, within=0.5, memory=MEMORY)
+            await workers.run("endless", {}, within=0.5, memory=MEMORY, folder=folder)
 
     async def count() -> None:
         nonlocal most
@@ -78,15 +76,14 @@ async def test_few_jobs_run_at_once_and_all_end_at_their_deadline(tmp_path: Path
 
 
 async def test_a_child_that_cannot_start_or_crashes_is_reported_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L09: and leaves nothing behind."""
-    order = endless(tmp_path / "file")
-    with pytest.raises(ToolFailed, match="The search job crashed"):
-        await JobRunner().run("search_job", order, within=WAIT, memory=1)
+    with pytest.raises(ToolFailed, match="The image job crashed"):
+        await JobRunner().run("image_job", {}, within=WAIT, memory=1)
     with pytest.raises(ToolFailed, match="The nothing crashed"):
-        await JobRunner().run("nothing", order, within=WAIT, memory=MEMORY)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+        await JobRunner().run("nothing", {}, within=WAIT, memory=MEMORY)
+    monkeypatch.setattr(sys, "executable", str(folder / "missing"))
     with pytest.raises(ToolFailed, match=r"could not be started \(No such file or directory\)"):
-        await JobRunner().run("search_job", order, within=WAIT, memory=MEMORY)
+        await JobRunner().run("image_job", {}, within=WAIT, memory=MEMORY)
     assert children() == []

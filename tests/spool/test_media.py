@@ -16,6 +16,7 @@ from tests.spool.spools import ID, SESSION, WAIT, can_mount, files, in_child, sp
 from tidegate.errors import ToolFailed
 from tidegate.spool import SessionSpool, Spool
 from tidegate.spool.entry import UNSPOOLED_BYTES
+from tidegate.spool.media import MediaPreparer
 from tidegate.store import Store, spooled
 from tidegate.values import Media
 
@@ -235,9 +236,9 @@ async def test_without_pillow_pictures_that_fit_pass_and_others_are_refused_with
         await mine.media("wide", saved(plain(3000, 30), "PNG"))
 
 
-async def test_a_picture_that_takes_too_long_is_given_up(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_that_takes_too_long_is_given_up(mine: SessionSpool, spool: Spool) -> None:
     """D7, L15: and its child process is gone."""
-    monkeypatch.setattr("tidegate.spool.media.SECONDS", 0.01)
+    spool.media_preparer = MediaPreparer(spool.workers, seconds=0.01)
     with pytest.raises(ToolFailed, match=r"takes longer than 0.01 s"):
         await mine.media("slow", saved(noise(600, 600), "PNG"))
 

@@ -1,7 +1,7 @@
 """Reading spooled results of the same session by page and by search."""
 
+import os
 import re
-from pathlib import Path
 
 import anyio
 import pytest
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.spool.spools import BYTES, LINES, SESSION, WAIT, recorded
 from tests.store.rows import new_session
 from tidegate.errors import ToolFailed
+from tidegate.line_search import BLOCK, OVERLAP
 from tidegate.spool import SessionSpool, Spool
-from tidegate.spool.jobs.search_job import BLOCK, OVERLAP
 from tidegate.store import Store
 
 pytestmark = pytest.mark.anyio
@@ -162,36 +162,20 @@ async def test_matches_are_bounded_and_invalid_bytes_do_no_harm(mine: SessionSpo
         )
 
 
-async def test_a_pattern_that_takes_too_long_is_killed(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D7, L15: it runs in a child process, so the loop continues and the deadline holds."""
-    monkeypatch.setattr("tidegate.spool.search.SECONDS", 0.5)
-    monkeypatch.setattr("tidegate.spool.search.GRACE", 0.5)
+async def test_a_pattern_that_would_backtrack_is_as_fast_as_any(mine: SessionSpool) -> None:
+    """D7, L15: no pattern needs more than time in proportion to the text."""
     id = await spooled(mine, b"a" * 5000 + b"!")
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await anyio.sleep(0.01)
-            ticks += 1
-
     with anyio.fail_after(WAIT):
-        async with anyio.create_task_group() as group:
-            group.start_soon(tick)
-            with pytest.raises(ToolFailed, match="takes too long; use a simpler one"):
-                await mine.search(id, "(a+)+$", regex=True)
-            group.cancel_scope.cancel()
-    assert ticks > 10
+        assert await mine.search(id, "(a+)+$", regex=True) == "[nothing found; searched to the end]"
 
 
-async def test_a_search_that_is_stopped_leaves_no_child(mine: SessionSpool) -> None:
-    """L15: the child process has ended and is reaped before the caller continues."""
-    id = await spooled(mine, b"a" * 5000 + b"!")
-    with anyio.move_on_after(0.3) as scope:
-        await mine.search(id, "(a+)+$", regex=True)
+async def test_a_search_that_is_stopped_leaves_nothing(mine: SessionSpool) -> None:
+    """L15: its thread has ended before the caller continues; the leak fixture looks for its file."""
+    slow = "|".join(f"a.{{{count}}}b" for count in range(1, 35))
+    id = await spooled(mine, bytes(b"ac"[byte & 1] for byte in os.urandom(3 * BLOCK)))
+    with anyio.move_on_after(0.2) as scope:
+        await mine.search(id, slow, regex=True)
     assert scope.cancelled_caught
-    children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
-    assert not children.split()
 
 
 async def test_a_long_search_reports_how_far_it_got(mine: SessionSpool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.store.rows import aside, bulk, get_meta, new_session, new_turn, put_m
 from tidegate.errors import StoreDamaged, StoreFailed, StoreNewer
 from tidegate.store import Db, Store, sessions
 from tidegate.store.migrations import CURRENT
-from tidegate.store.sqlite.files import refuse_unsafe_library
+from tidegate.store.sqlite.files import database_library, refuse_unsafe_library
 
 pytestmark = pytest.mark.anyio
 
@@ -207,6 +207,7 @@ def test_a_library_with_the_log_reset_bug_is_refused(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["3.51.3", "3.54.1", "4.0.0"])
 def test_a_library_without_that_bug_is_accepted(version: str) -> None:
+    assert database_library(version).problem is None
     refuse_unsafe_library(version)
 
 

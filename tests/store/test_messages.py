@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.store.rows import ANSWER, answered, complete_turn, count, new_session, new_turn, user_message
 from tidegate.errors import Conflict, Refused
-from tidegate.store import Db, Store, messages, sessions, turns
+from tidegate.store import Db, Store, messages, open_turns, sessions, turns
 from tidegate.store.rows import PACK_ABOVE, pack, unpack
 from tidegate.values import Call, Failure, Message, ToolCall, Usage
 
@@ -119,8 +119,8 @@ async def test_a_turn_taken_again_keeps_its_places_and_counts_its_attempts(store
     assert (await store.write(turns.take, "t_1", 10.0)).attempts == 2
     rows = await store.read(messages.journal, "t_1")
     assert [(row.step, row.seq) for row in rows] == [("in-0", 1), ("in-1", 2)]
-    assert [row.id for row in await store.read(turns.open_turns)] == ["t_1"]
-    assert await store.read(turns.running, "s_1") == "t_1"
+    assert [row.id for row in await store.read(open_turns.listing)] == ["t_1"]
+    assert await store.read(open_turns.running, "s_1") == "t_1"
 
 
 async def test_a_turn_gives_its_parameters_and_numbers_back(store: Store) -> None:
@@ -130,7 +130,7 @@ async def test_a_turn_gives_its_parameters_and_numbers_back(store: Store) -> Non
     assert (await store.write(new_turn, "s_1", "t_2")).number == 2
     row = await store.read(turns.get, "t_1")
     assert row is not None and (row.call, row.number, row.on_disconnect) == (call, 1, "cancel")
-    assert await store.read(turns.waiting, "s_1") == 2
+    assert (await store.read(open_turns.of_session, "s_1")).waiting == 2
     assert [row.number for row in await store.read(turns.listing, "s_1", 10)] == [2, 1]
 
 

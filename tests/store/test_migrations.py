@@ -18,6 +18,7 @@ from tidegate.store import (
     intents,
     messages,
     migrations,
+    open_turns,
     principals,
     processes,
     sessions,
@@ -73,7 +74,7 @@ async def test_an_old_conversation_can_be_continued(old: Path) -> None:
             "hello tide",
             "The water knows. " * 80,
         ]
-        assert [turn.id for turn in await store.read(turns.open_turns)] == ["t_2"]
+        assert [turn.id for turn in await store.read(open_turns.listing)] == ["t_2"]
         assert [one.value for one in await store.read(settings.get_all, "s_verse", 5.0)] == ["fast"]
         assert await store.read(principals.authenticate, b"k" * 32, "key", 5.0) is not None
         assert await sessions_with(store, "tide", principal=OWNER) == ["s_verse"]
@@ -139,19 +140,16 @@ def look(path: Path) -> tuple[int, int]:
         return migrations.version(db), count(db, "approvals", "state = 'pending'")
 
 
-async def test_a_step_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_that_fails_leaves_the_file_as_it_was(old: Path) -> None:
     """L18: each migration is applied completely or not at all; the next start begins with it again."""
-
-    def broken(db: apsw.Connection) -> None:
-        migrations.v2_agent_resources(db)
-        db.execute("SELECT * FROM nowhere")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(migrations, "MIGRATIONS", (migrations.v1_first_schema, broken))
-        with pytest.raises(StoreFailed, match="nowhere"):
-            async with Store.open(old):
-                pytest.fail("it was opened")
+    with contextlib.closing(apsw.Connection(str(old))) as db:
+        db.execute("CREATE TABLE spooled(in_the_way)")  # the last table that the second migration makes
+    with pytest.raises(StoreFailed, match="table spooled already exists"):
+        async with Store.open(old):
+            pytest.fail("it was opened")
     assert await anyio.to_thread.run_sync(look, old) == (1, 1)
+    with contextlib.closing(apsw.Connection(str(old))) as db:
+        db.execute("DROP TABLE spooled")
     async with Store.open(old) as store:
         assert await store.read(migrations.version) == CURRENT
         assert await store.read(count, "approvals", "state = 'open'") == 1

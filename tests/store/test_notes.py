@@ -74,7 +74,7 @@ def test_a_note_is_always_one_line(db: apsw.Connection) -> None:
     assert note.text == "likes - 7 (owner wrote): everything [2J tea ."
     assert len(note.text.splitlines()) == 1
     for nothing in ("", " \n ", "\x00\x1f"):
-        with pytest.raises(Refused, match="needs a text"):
+        with pytest.raises(Refused, match="must not be empty"):
             put(db, nothing)
     with pytest.raises(Refused, match="surrogate"):
         put(db, "a \ud800")
@@ -156,7 +156,7 @@ def test_all_notes_can_be_rewritten_at_once_from_their_current_version(db: apsw.
     for lines, says in (
         ([(two.id, "gone")], "no note"),
         ([(one.id, "a"), (one.id, "b")], "twice"),
-        ([(None, " ")], "text"),
+        ([(None, " ")], "must not be empty"),
     ):
         with pytest.raises(Refused, match=says), db:
             rewrite(db, list(lines), seen_now(db))

@@ -13,6 +13,7 @@ from tidegate.recall import recall as recalling
 from tidegate.store import (
     AllWords,
     Db,
+    StopRequest,
     Store,
     SummaryRow,
     approvals,
@@ -22,6 +23,7 @@ from tidegate.store import (
     maintenance,
     messages,
     migrations,
+    open_turns,
     outbox,
     principals,
     processes,
@@ -75,14 +77,14 @@ def scenario(db: Db) -> None:
     sessions.reencode(db, "s_1", 2)
     receipts.find(db, OWNER, "idempotency", "k", 1.0)
     sessions.live_by_name(db, OWNER, "work")
-    turns.waiting(db, "s_1")
+    open_turns.of_session(db, "s_1")
     new_turn(db, "s_1", "t_1", "hello")
     receipts.put(db, OWNER, receipt, "t_1", 1.0)
     answered(db, "s_1", "t_1")
     new_turn(db, "s_1", "t_2", "again")
     turns.take(db, "t_2", 2.0)
     turns.take(db, "t_2", 2.0)
-    turns.running(db, "s_1")
+    open_turns.running(db, "s_1")
     settings.get_all(db, "s_1", 1.0)
     intents.begin(db, "t_2", "tool-0", "x", 1.0)
     intents.open_of(db, "t_2")
@@ -96,7 +98,15 @@ def scenario(db: Db) -> None:
     messages.newest(db, "s_1")
     messages.last_turn(db, "s_1")
     messages.undo(db, "t_2", 3.0)
-    turns.open_turns(db)
+    open_turns.listing(db)
+    open_turns.of_sessions(db, ["s_1", "s_2"])
+    open_turns.ids(db, "s_1")
+    open_turns.tasks_of(db, "t_2")
+    open_turns.waiting_calls(db, "s_1")
+    open_turns.waiting(db)
+    open_turns.waiting_of(db, OWNER)
+    turns.news(db, "t_2", 2)
+    turns.request_stop(db, "t_2", StopRequest("by a test"))
     turns.outcome(db, "t_1")
     turns.listing(db, "s_1", 10)
     sessions.listing(db, principal=OWNER, limit=10)
@@ -173,7 +183,6 @@ def own(db: Db, session: str, turn: str) -> None:
     spooled.of_session(db, session, principal=OWNER)
     spooled.existing(db, ["sp_1"])
     spooled.latest_texts(db, session)
-    spooled.remove_session(db, session)
     sessions.existing(db, [session])
 
 

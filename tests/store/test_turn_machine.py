@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from tests.project.quick import example_count
 from tests.store.rows import ANSWER, new_session, new_turn, user_message
 from tidegate.errors import Conflict, NotFound
-from tidegate.store import messages, migrations, sessions, turns
+from tidegate.store import messages, migrations, open_turns, sessions, turns
 from tidegate.store.rows import unpack
 from tidegate.store.sqlite.connections import connect
 from tidegate.values import TurnState
@@ -206,7 +206,7 @@ class Turns(RuleBasedStateMachine):
         stored = {id: state for id, state in self.db.execute("SELECT id, state FROM turns")}
         assert stored == self.states
         still_open = [turn for turn, state in self.states.items() if state in ("queued", "running")]
-        assert {row.id for row in turns.open_turns(self.db)} == set(still_open)
+        assert {row.id for row in open_turns.listing(self.db)} == set(still_open)
 
 
 def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:

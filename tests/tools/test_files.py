@@ -25,8 +25,8 @@ from tidegate.tools.builtin.files.listing import listed
 from tidegate.tools.builtin.files.read import PAGE_BYTES
 from tidegate.tools.builtin.files.search import searched
 from tidegate.tools.builtin.files.write import write
-from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern, search_input
-from tidegate.workspaces.files.search_input import SearchBounds
+from tidegate.workspaces.files import FileFilter, SearchQuery, file_search
+from tidegate.workspaces.files.file_search import SearchBounds
 
 pytestmark = pytest.mark.anyio
 
@@ -259,7 +259,7 @@ async def test_empty_and_oversized_folders_are_reported(yard: Yard) -> None:
 
 async def found(yard: Yard, pattern: str, **options: Any) -> str:
     choice = FileFilter(glob=options.pop("glob", ""))
-    return await searched(yard.files(), ".", SearchQuery(pattern=read_pattern(pattern), choice=choice, **options))
+    return await searched(yard.files(), ".", SearchQuery(pattern=pattern, choice=choice, **options))
 
 
 async def test_matches_are_listed_under_their_file(yard: Yard) -> None:
@@ -276,23 +276,23 @@ async def test_matches_are_listed_under_their_file(yard: Yard) -> None:
 
 async def test_files_that_were_not_searched_are_mentioned(yard: Yard) -> None:
     yard.put({"a": "hit\0", "b": "x", ".c": "hit", "d": "x"})
-    os.truncate(yard.work / "b", search_input.FILE_BYTES + 1)
+    os.truncate(yard.work / "b", file_search.FILE_BYTES + 1)
     assert await found(yard, "hit") == (
         "[nothing found in 1 file]\n[left out for its size: 1 file]\n[left out as binary: 1 file]\n"
         "[left out: .c; hidden=true includes them]"
     )
     files = yard.files(bounds=SearchBounds(files=0))
-    answer = await searched(files, ".", SearchQuery(pattern=read_pattern("hit")))
+    answer = await searched(files, ".", SearchQuery(pattern="hit"))
     assert "[not all was searched: only 0 files were searched; use a path or a glob]" in answer
 
 
 async def test_a_file_changed_during_the_search_is_reported(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     yard.put({"a": "hit\n"})
-    real = search_input.hits
+    real = file_search.lines_around
 
     def changing(*arguments: Any) -> Any:
         yard.put({"a": "something else\n"})
         return real(*arguments)
 
-    monkeypatch.setattr(search_input, "hits", changing)
+    monkeypatch.setattr(file_search, "lines_around", changing)
     assert (await found(yard, "hit")).startswith("a\n[changed during the search: search again]\n")

@@ -150,7 +150,11 @@ async def test_a_stop_cancels_open_questions(home: Path, model: ScriptedModel) -
         with pytest.raises(Conflict, match="it was cancelled"):
             await gateway.service.questions.answer(question.id, ANNA, "approved")
         assert (await gateway.say("[say next]")).text == "next"
-        assert deeds.done == [] and gateway.components.engine.asking == 0 and gateway.service.questions.waiting == 0
+        assert (
+            deeds.done == []
+            and gateway.components.engine.stats().asking == 0
+            and gateway.service.questions.waiting == 0
+        )
 
 
 async def test_an_end_cancels_open_questions_and_notifies_readers(home: Path, model: ScriptedModel) -> None:
@@ -266,7 +270,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
     async with asking(home, model, deeds, extra, drain=None) as gateway:
         accepted = await gateway.accept(both, channel="page")
         first = await asked(gateway, accepted.turn, 2)
-        assert gateway.service.questions.waiting == 2 and gateway.components.engine.asking == 1
+        assert gateway.service.questions.waiting == 2 and gateway.components.engine.stats().asking == 1
         assert (await gateway.say('[tool push {"what": "c"}] [say no]', name="other", channel="page")).text == "no"
         assert "limits.questions" in results(gateway)[-1]
     async with asking(home, model, deeds, extra) as gateway:
@@ -278,7 +282,7 @@ async def test_no_more_turns_wait_than_may_and_a_standing_question_is_not_refuse
         assert sorted(deeds.done) == ["a", "b"]
         turn, _ = await ask(gateway)
         assert gateway.service.questions.waiting == 1
-        gateway.components.engine.interrupt(turn, "by the test")
+        await gateway.components.engine.stop(turn, "by the test")
         await gateway.answered(turn)
 
 
@@ -322,7 +326,7 @@ async def test_a_row_about_another_action_lets_nothing_run(home: Path, model: Sc
         if state == "open":
             await gateway.service.questions.answer(question.id, ANNA, "approved")
         else:
-            gateway.components.engine.signal(turn)
+            gateway.components.engine.wake(turn)
         assert (await gateway.answered(turn)).text == "done"
         assert deeds.done == [] and results(gateway)[0].startswith("Not run")
 

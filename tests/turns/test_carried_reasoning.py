@@ -59,6 +59,11 @@ async def test_thoughts_go_back_with_a_history_that_was_kept(home: Path, server:
     assert refused(server) == 0 and server.stats()["reuse"] == 1.0
 
 
+def change_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the server refuses what it has sealed so far, as if the key belonged to another account."""
+    monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+
+
 @pytest.mark.parametrize("how", SEALING)
 async def test_thoughts_go_back_over_turns_unload_and_restart(home: Path, server: FaultyModel, how: str) -> None:
     """S32, S33: all of it, so that the prefix stays intact."""
@@ -98,7 +103,7 @@ async def test_a_conversation_continues_without_refused_reasoning(
     """A2, S33: as after a change to another account's key; the transcript keeps it, and new reasoning is sent back."""
     async with thinking(home, server, how, 'reasoning = "high"') as gateway:
         session = await ready(gateway)
-        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        change_account(monkeypatch)
         with capture_logs() as logged:
             outcome = await gateway.say("and now?")
         assert outcome.state == "answered", outcome.error
@@ -157,7 +162,7 @@ async def test_hidden_reasoning_is_left_out_too_when_it_is_refused(
     """A2, S33: the provider has another error message for it."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
         assert (await gateway.say("hello [redacted]")).state == "answered"
-        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        change_account(monkeypatch)
         assert (await gateway.say("and now?")).state == "answered"
         assert server.requested == ["first"] * 3
         assert thoughts(server.recorded[-1].decoded()) == 0
@@ -169,7 +174,7 @@ async def test_the_user_is_notified_that_reasoning_was_dropped(
     """S33: the provider's cache is lost, and every rebuild is announced, once."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
         await ready(gateway)
-        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        change_account(monkeypatch)
         for expected in (1, 0):
             _, events = await follow_turn(gateway, "and now?")
             assert [text.startswith("The model first refuses its earlier reasoning") for text in notices(events)] == [
@@ -183,7 +188,7 @@ async def test_thoughts_that_are_refused_in_mid_turn_do_not_end_it(
     """A2: the calls of the turn are made once, and their results are kept."""
     async with thinking(home, server, "anthropic", 'reasoning = "high"') as gateway:
         await ready(gateway)
-        monkeypatch.setattr(seal, "_KEY", b"another account's hand")
+        change_account(monkeypatch)
         outcome = await gateway.say("twice [tool clock {}] [tool clock {}]")
         assert outcome.state == "answered", outcome.error
         assert outcome.steps == 3

@@ -9,7 +9,7 @@ import pytest
 
 from bench.scripted import ScriptedModel
 from bench.scripted.behaviour import Behaviour
-from tests.core import ANNA, WAIT, Core
+from tests.core import ANNA, WAIT, Core, idle
 from tests.engine.test_faults import Fault
 from tests.turns.test_compaction import WINDOW, WORDS, compacting_core, conversation_requests, refused_requests, talk
 from tidegate.agent import is_balanced
@@ -70,7 +70,7 @@ async def test_a_write_that_fails_anywhere_in_a_compaction_loses_nothing(
             fault.armed = False
             await h.service.recover()
             if accepted is not None:
-                await h.components.engine.idle(session)
+                await idle(h, session)
         assert (await h.say("third")).state == "answered"
         await check_invariants(h, session)
         before = conversation_requests(model)[-1]["messages"]

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, WAIT, Core
+from tests.core import ANNA, WAIT, Core, fill_slots, live_turn
 from tests.tasks import configured, delegating, error, result, rows, task, until_idle
 from tidegate.errors import Refused
 from tidegate.store import principals, sessions, turns
@@ -99,7 +99,7 @@ async def test_only_agents_that_are_named_are_given_tasks(home: Path, model: Scr
     """X23: denied by default; the error lists the available agents."""
     async with delegating(home, model) as gateway:
         await gateway.say(f"{task(agent, '[say x]')} [say ok]")
-        expected = f"There is no agent {agent!r} that you may give tasks to; there are: helper, second."
+        expected = f"There is no agent {agent!r} that you may give tasks to; choose one of: helper, second."
         assert result(gateway) == [expected]
         assert len(gateway.requests()) == 2 and (await rows(gateway)) == NOTHING_LEFT
 
@@ -109,7 +109,7 @@ async def test_delegation_does_not_reach_agents_that_the_user_may_not_use(home: 
     async with delegating(home, model) as gateway:
         await gateway.store.write(lambda db: db.execute('UPDATE principals SET agents = \'["main", "second"]\''))
         await gateway.say(f"{task('helper', '[say x]')} [say ok]")
-        assert result(gateway) == ["There is no agent 'helper' that you may give tasks to; there are: second."]
+        assert result(gateway) == ["There is no agent 'helper' that you may give tasks to; choose one of: second."]
         await gateway.store.write(lambda db: db.execute("UPDATE principals SET agents = '[\"main\"]'"))
         await gateway.say(f"{task('second', '[say x]')} [say ok]")
         assert result(gateway)[-1] == "There is no agent 'second' that you may give tasks to; there is none."
@@ -209,7 +209,7 @@ async def test_one_place_is_enough_for_a_tree_of_tasks(home: Path, model: Script
                 group.start_soon(talk, f"talk {number}")
         assert outcomes == ["outer"] * 4
         await until_idle(gateway)
-        assert gateway.components.engine.slots.taken == 0
+        await fill_slots(gateway, places)
 
 
 async def test_no_more_trees_are_in_progress_than_there_are_places(home: Path, model: ScriptedModel) -> None:
@@ -241,13 +241,13 @@ async def test_earlier_waiters_get_a_slot_before_further_tasks_of_a_turn(home: P
             await model.held("parent")
             other = await gateway.accept("[hold other]", "two")
             model.release("parent")
-            while gateway.components.engine.waiting_total != 2:
+            while gateway.components.engine.stats().waiting != 2:
                 await anyio.sleep(0.001)
             assert (gateway.service.status().turns.running, gateway.service.status().turns.delegating) == (2, 1)
             model.release("blocker")
             await gateway.answered(blocker.turn)
             await model.held("other")
-            assert gateway.components.engine.waiting_total == 1
+            assert gateway.components.engine.stats().waiting == 1
             for name in ("other", "first", "second"):
                 model.release(name)
         assert (await gateway.answered(other.turn)).state == "answered"
@@ -296,8 +296,7 @@ async def _delete(gateway: Core, session: str) -> None:
 
 
 async def _expire(gateway: Core, session: str) -> None:
-    live = gateway.components.engine.running(session)
-    assert live is not None
+    live = live_turn(gateway, session)
     live.expire()  # what the timer of limits.turn_seconds calls
 
 

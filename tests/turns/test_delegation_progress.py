@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, OWNER, WAIT, Core
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, fill_slots, live_turn
 from tests.effects import EffectRecord, until
 from tests.tasks import configured, delegating, result, rows, task, until_idle
 from tidegate.commands import build
@@ -35,7 +35,7 @@ async def questions_of(gateway: Core, turn: str, count: int = 1) -> list[Questio
     log = gateway.service.turn_log(turn)
     assert log is not None
     await until(lambda: sum(isinstance(event, QuestionAsked) for event in log.events) >= count)
-    await until(lambda: gateway.components.engine.asking >= count)
+    await until(lambda: gateway.components.engine.stats().asking >= count)
     return [event for event in log.events if isinstance(event, QuestionAsked)]
 
 
@@ -239,8 +239,7 @@ async def test_the_time_of_a_turn_does_not_count_while_a_task_of_its_asks(home: 
     async with delegating(home, model, toolsets={"deeds": deeds.toolset()}, approvals="balanced") as gateway:
         accepted = await gateway.accept(f"{task('helper', task('second', PUSH))} [hold gate step=1]", channel="page")
         [question] = await questions_of(gateway, accepted.turn)
-        live = gateway.components.engine.running(accepted.session)
-        assert live is not None
+        live = live_turn(gateway, accepted.session)
         family = [live, *live.children.values()]
         family += [each for child in live.children.values() for each in child.children.values()]
         assert len(family) == 3 and not any(each.is_timed for each in family)
@@ -285,7 +284,7 @@ async def test_a_task_that_asks_keeps_no_place(home: Path, model: ScriptedModel)
         await gateway.service.questions.answer(question.id, ANNA, "denied", "no")
         assert (await gateway.answered(accepted.turn)).text == "done"
         assert result(gateway)[1].endswith("quick") and deeds.done == []
-        assert gateway.components.engine.slots.taken == 0
+        await fill_slots(gateway, 1)
 
 
 async def test_actions_of_a_task_are_audited_under_its_conversation(home: Path, model: ScriptedModel) -> None:

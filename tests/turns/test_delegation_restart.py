@@ -47,7 +47,7 @@ async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: P
             await model.held("gate")
             async with anyio.create_task_group() as group:
                 group.start_soon(gateway.service.drain, WAIT)
-                while gateway.components.engine.is_open:
+                while gateway.components.engine.can_start():
                     await anyio.sleep(0.001)
                 model.release("gate")
         outcome = await gateway.service.outcome(accepted.turn, ANNA)
@@ -75,7 +75,7 @@ async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
             await reached.wait()
             async with anyio.create_task_group() as group:
                 group.start_soon(gateway.service.drain, 0.01)
-                while not gateway.components.engine.parking:
+                while gateway.components.engine.can_start(accepted.turn):
                     await anyio.sleep(0.001)
                 goes_on.set()
     async with delegating(home, model, **options) as gateway:

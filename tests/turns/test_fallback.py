@@ -17,7 +17,7 @@ from tests.core import ANNA, WAIT, Core, core
 from tests.faulty_model import FORMATS, KEY, NAMES, FaultyModel, toml
 from tests.logs import capture_logs
 from tests.spool.pictures import plain, saved
-from tidegate.engine import Journal
+from tidegate.engine.journal import Journal
 from tidegate.errors import ModelKind
 from tidegate.models.http.cooldown import COOLDOWN_SECONDS
 from tidegate.models.http.keyring import ROTATED
@@ -491,7 +491,7 @@ async def test_a_caller_that_leaves_during_a_fallback_leaves_nothing_behind(
         accepted = await gateway.accept("one", None)
         with anyio.fail_after(WAIT):
             await server.held("there")
-        gateway.components.engine.interrupt(accepted.turn, "by a test")
+        await gateway.components.engine.stop(accepted.turn, "by a test")
         assert (await gateway.answered(accepted.turn)).state == "stopped"
         assert gateway.components.presence.stats().present == 0
         assert list((await gateway.store.read(_used))[0]) == ["second"], "only it was cut off"

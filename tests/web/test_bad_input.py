@@ -17,7 +17,8 @@ from tests.logs import capture_logs
 from tests.web.client import CHAT, call, chat, chat_body, raw
 from tidegate.errors import Refused
 from tidegate.web.app.http_request import decode
-from tidegate.web.chat.request import ChatRequest, parse_call, parse_conversation, parse_new_messages
+from tidegate.web.chat.messages import parse_conversation, parse_new_messages
+from tidegate.web.chat.request import ChatRequest, parse_call
 
 DEEP = 200_000
 
@@ -179,6 +180,11 @@ async def test_invalid_messages_are_named_by_their_path(
         ({"max_tokens": 0}, "`max_tokens` must be at least 1, or -1 for no limit."),
         ({"stream": "yes"}, "`stream` must be true, false or null, not a string."),
         ({"stream_options": True}, "`stream_options` must be an object or null, not true or false."),
+        ({"logit_bias": {"7": "x"}}, "Each value in `logit_bias` must be a number, not a string."),
+        (
+            {"tool_choice": {"type": "custom"}},
+            "`tool_choice.type` must be 'function' or 'allowed_tools', not 'custom'.",
+        ),
         ({"stop": 5}, "`stop` must be a string, a list or null, not a number."),
         ({"stop": [None]}, "`stop[0]` must be a string, not null."),
         ({"user": "x" * 513}, "`user` must be a string of at most 512 characters."),
@@ -305,6 +311,15 @@ async def test_an_unknown_path_has_openais_error_shape(gateway: InProcessGateway
         reply = await call(gateway, "GET", path, key=key)
         assert reply.status == 404
         assert reply.error["code"] == ("unknown_url" if path.startswith("/v1") else "not_found")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/chat/completions", "/models", "/v1"])
+async def test_a_base_url_without_its_version_is_reported_with_the_right_one(
+    gateway: InProcessGateway, path: str
+) -> None:
+    """H20: the most frequent mistake in setting up a client."""
+    assert "OpenAI's API is under /v1" in (await call(gateway, "POST", path)).error["message"]
 
 
 @pytest.mark.anyio

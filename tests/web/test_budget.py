@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.core import open_ids
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import Reply, call, chat
 
@@ -57,10 +58,7 @@ async def test_the_usage_of_a_stopped_answer_is_marked_as_estimated(
     with anyio.fail_after(WAIT):
         async with anyio.create_task_group() as group:
             group.start_soon(say)
-            while not (
-                gateway.components.engine.turns
-                and (log := gateway.service.turn_log(gateway.components.engine.turns[0]))
-            ):
+            while not ((turns := await open_ids(gateway)) and (log := gateway.service.turn_log(turns[0]))):
                 await anyio.sleep(0.005)
             while not log.draft():
                 await anyio.sleep(0.005)

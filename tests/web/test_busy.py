@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.core import idle
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import Reply, call, chat
 
@@ -73,7 +74,7 @@ async def test_a_steering_message_that_comes_too_late_becomes_the_next_turn(
     assert (first.text, second.status) == ("first answer", 202)
     [view] = (await call(gateway, "GET", "/api/sessions")).json["sessions"]
     with anyio.fail_after(WAIT):
-        await gateway.components.engine.idle(view["id"])
+        await idle(gateway, view["id"])
     rows = (await call(gateway, "GET", f"/api/sessions/{view['id']}/messages")).json["messages"]
     assert [row["message"]["role"] for row in rows] == ["user", "assistant"] * 2
     assert rows[2]["message"]["text"] == "and another thing"

@@ -262,6 +262,17 @@ async def test_a_different_set_of_tools_rebuilds_the_prefix_and_is_reported(
     assert "weather" not in offered(model)
 
 
+async def test_the_same_tools_in_another_order_leave_the_prefix_unchanged(
+    gateway: InProcessGateway, model: ScriptedModel
+) -> None:
+    """H09, A4: clients that collect their tools in a set send them in any order."""
+    await chat(gateway, session="notes", tools=[WEATHER, TIDES])
+    again = await chat(gateway, "go [tool tides {}]", session="notes", tools=[TIDES, WEATHER])
+    assert "x-caller-tools" not in again.headers and "notices" not in again.json
+    assert offered(model)[-2:] == ["weather", "tides"]
+    assert [call["function"]["name"] for call in again.json["choices"][0]["message"]["tool_calls"]] == ["tides"]
+
+
 async def test_a_retried_turn_uses_the_tools_of_its_conversation(
     gateway: InProcessGateway, model: ScriptedModel
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import call, chat_body, raw
-from tidegate.web.http1 import transport
+from tidegate.web.http1.protocol import HttpTimes
 
 pytestmark = pytest.mark.anyio
 
@@ -219,10 +219,10 @@ async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_bytes
 
 
 async def test_the_rest_of_a_request_after_an_early_response_is_bounded_in_time(
-    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+    gateway: InProcessGateway,
 ) -> None:
     """L11, L21: a client that neither sends nor hangs up is dropped."""
-    monkeypatch.setattr(transport, "LINGER_SECONDS", 0.1)
+    gateway.server.times = HttpTimes(linger=0.1)
     with anyio.fail_after(WAIT):
         async with await connect(gateway) as stream:
             await stream.send(upload(gateway, key="no", length=True))

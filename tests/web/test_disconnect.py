@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.core import open_ids
 from tests.in_process import WAIT, InProcessGateway
 from tests.web.client import CHAT, call, chat, chat_body
 from tidegate.store import turns
@@ -22,7 +23,7 @@ async def leave(h: InProcessGateway, model: ScriptedModel, text: str, *, stream:
 
             group.start_soon(send)
             await model.held("there")
-            [turn] = h.components.engine.turns
+            [turn] = await open_ids(h)
             group.cancel_scope.cancel()
     return turn
 
@@ -193,7 +194,7 @@ async def _left_to_another(h, model, headers, group, stay):  # type: ignore[no-u
 
         leaving.start_soon(send)
         await model.held("there")
-        [turn] = h.components.engine.turns
+        [turn] = await open_ids(h)
         group.start_soon(stay)
         while h.service.turn_log(turn).readers < 2:
             await anyio.sleep(0.005)

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
+from tests.core import open_ids
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import CHAT, Reply, call, chat, chat_body
 from tidegate.store import receipts
@@ -68,7 +69,7 @@ async def test_a_running_turn_is_joined_from_its_start(gateway: InProcessGateway
             group.start_soon(say)
             await model.held("there")
             group.start_soon(say)
-            [turn] = gateway.components.engine.turns
+            [turn] = await open_ids(gateway)
             while gateway.service.turn_log(turn).readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
         ("[status 400 code=content_filter]", 400, "content_policy_violation"),
         ("[status 401]", 502, "model_authorisation"),
         ("[status 404]", 502, "model_invalid"),
+        ("[status 413]", 413, "request_too_large"),
         ("[status 429 retry-after=7]", 429, "rate_limit_exceeded"),
         ("[status 500]", 503, "model_overloaded"),
         ("[status 503]", 503, "model_overloaded"),
@@ -39,8 +40,8 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
     reply = await chat(gateway, f"x {script}", session="n", stream=stream)
     assert reply.status == status, reply.body
     assert reply.error["code"] == code
-    kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status, "model_error")
-    assert reply.error["type"] == kind
+    kind = {400: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+    assert reply.error["type"] == kind.get(status, "model_error")
     assert len(reply.error["message"]) > 20
     assert reply.headers["X-Turn-Id"].startswith("t_")
     if status in (429, 503):
@@ -50,6 +51,15 @@ async def test_a_failing_model_has_its_status_and_says_what_happened(
         assert reply.headers["x-should-retry"] == "false"
     assert reply.headers["x-request-id"].startswith("req_")
     assert (await chat(gateway, "and now", session="n")).status == 200
+
+
+async def test_a_prompt_that_the_provider_finds_too_long_has_the_words_that_clients_recognise(
+    gateway: InProcessGateway,
+) -> None:
+    """H22: clients without access to the error's code look for the words of OpenAI's service."""
+    reply = await chat(gateway, "x [status 400 code=context_length_exceeded]")
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert "Input tokens exceed the configured limit" in reply.error["message"]
 
 
 async def test_a_model_that_hangs_is_504(home: Path, model: ScriptedModel) -> None:

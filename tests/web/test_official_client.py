@@ -11,6 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from bench.scripted_model import ScriptedModel
+from tests.core import open_ids
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tidegate.web.app.app import App
 
@@ -180,7 +181,7 @@ async def timed_out(h: InProcessGateway, model: ScriptedModel, headers: dict[str
             group.start_soon(ask, impatient)
             await model.held("there")
             impatient.timeout = WAIT
-            [turn] = h.components.engine.turns
+            [turn] = await open_ids(h)
             while (live := h.service.turn_log(turn)) is not None and live.readers < 2:
                 await anyio.sleep(0.005)
             model.release("there")

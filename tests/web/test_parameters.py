@@ -101,6 +101,8 @@ async def test_unknown_fields_are_ignored(gateway: InProcessGateway) -> None:
         ("modalities", ["text", "image"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("web_search_options", {}),
+        ("moderation", {"model": "omni-moderation-latest", "policy": {"input": {"mode": "block"}}}),
+        ("tool_choice", {"type": "custom", "custom": {"name": "clock"}}),
         ("metadata", {str(i): "x" for i in range(17)}),
     ],
 )

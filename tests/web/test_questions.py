@@ -188,7 +188,7 @@ async def test_status_and_metrics_count_open_questions(careful: InProcessGateway
     """L31: waiting turns do not occupy slots."""
     _, turn, row = await begin(careful, PUSH)
     with anyio.fail_after(WAIT):
-        while careful.components.engine.asking == 0:
+        while careful.components.engine.stats().asking == 0:
             await anyio.sleep(0.01)
     status = (await call(careful, "GET", "/api/status")).json
     assert status["questions"] == {"waiting": 1} and status["turns"]["asking"] == 1 and status["turns"]["running"] == 0

@@ -120,9 +120,10 @@ async def test_a_picture_needs_no_text_and_its_address_may_be_a_string(
     assert server.stats()["refusals"] == []
 
 
+@pytest.mark.parametrize("detail", ["low", "original"])
 @pytest.mark.parametrize("session", [None, "n"])
 async def test_the_detail_of_a_picture_reaches_the_formats_that_have_it(
-    tmp_path: Path, server: FaultyModel, api: str, session: str | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: FaultyModel, api: str, session: str | None, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H08: it decides how closely the model looks."""
     monkeypatch.setenv(KEY, "sesame")
@@ -134,9 +135,11 @@ async def test_the_detail_of_a_picture_reaches_the_formats_that_have_it(
 
     settings = toml(server.base_url, formats=(api, *FORMATS[:2]), each="vision = true")
     async with in_process_gateway(tmp_path / "home", toml=settings) as h:
-        reply = await chat(h, messages=messages("low"), session=session)
+        reply = await chat(h, messages=messages(detail), session=session)
         assert reply.status == 200, reply.body
-        assert (b'"detail":"low"' in server.recorded[-1].body) == (api != "anthropic")
+        # OpenAI's own service has `original`; compatible servers, such as this one, may refuse it.
+        sent = "high" if (api, detail) == ("openai-chat", "original") else detail
+        assert (b'"detail":"%b"' % sent.encode() in server.recorded[-1].body) == (api != "anthropic")
         refused = await chat(h, messages=messages("blurred"), session=session)
         assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].image_url.detail")
 
@@ -187,8 +190,14 @@ async def test_a_stop_sequence_of_white_space_is_honoured_by_every_format(
         ("verbosity", "low", ("anthropic",)),
         ("top_k", None, ()),
         ("min_p", None, ()),
+        ("reasoning", {"effort": "high"}, ("openai-responses", "anthropic")),
+        ("stop_token_ids", [7], ("openai-responses", "anthropic")),
+        ("ignore_eos", True, ("openai-responses", "anthropic")),
+        ("repeat_penalty", 1.1, ("openai-responses", "anthropic")),
+        ("include_reasoning", True, ()),
         ("safety_identifier", "ada", ()),
         ("prompt_cache_retention", "24h", ()),
+        ("prompt_cache_options", {"mode": "implicit", "ttl": "30m"}, ()),
         ("prediction", {"type": "content", "content": "The tide"}, ()),
         ("service_tier", "auto", ()),
         ("prompt_cache_key", "mine", ()),
@@ -254,13 +263,20 @@ async def test_fields_that_change_no_answer_reach_the_formats_that_have_them(
 ) -> None:
     """H08: the user, the cache's retention, the predicted output."""
     prediction = {"type": "content", "content": "The tide"}
-    given = {"safety_identifier": "ada", "prompt_cache_retention": "24h", "prediction": prediction}
+    options = {"mode": "explicit", "ttl": "30m"}
+    given = {
+        "safety_identifier": "ada",
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": options,
+        "prediction": prediction,
+    }
     assert (await chat(gateway, user="u-1", **given)).status == 200
     asked = server.recorded[-1].decoded()
     if api == "openai-chat":
         assert {name: asked[name] for name in given} == given
     elif api == "openai-responses":
         assert (asked["safety_identifier"], asked["prompt_cache_retention"]) == ("ada", "24h")
+        assert asked["prompt_cache_options"] == options
     else:
         assert asked["metadata"] == {"user_id": "ada"}
 
@@ -480,3 +496,89 @@ async def test_disabling_parallel_tool_calls_is_translated_for_each_format(
     else:
         assert asked["parallel_tool_calls"] is False
     assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize("session", [None, "n"])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_a_choice_of_allowed_tools_limits_every_step_without_changing_the_tools(
+    gateway: InProcessGateway, server: FaultyModel, api: str, mode: str, session: str | None
+) -> None:
+    """H08, H09: `required` applies to the first step, the limit to all of them; Anthropic's format has no such
+    choice."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("depth", "width")]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools[:1], named("clock")]}}
+    reply = await chat(gateway, "go [tool clock {}] [tool depth {}]", session=session, tools=tools, tool_choice=choice)
+    if api == "anthropic":
+        assert (reply.status, reply.error["param"], reply.error["code"]) == (
+            400,
+            "tool_choice",
+            "unsupported_parameter",
+        )
+        assert server.requested == []
+        return
+    assert reply.status == 200, reply.body
+    assert [call["function"]["name"] for call in reply.json["choices"][0]["message"]["tool_calls"]] == ["depth"]
+    first, second = (recorded.decoded() for recorded in server.recorded)
+    assert first["tools"] == second["tools"] and len(first["tools"]) > len(tools)
+    sent = [request["tool_choice"].get("allowed_tools", request["tool_choice"]) for request in (first, second)]
+    assert [each["mode"] for each in sent] == [mode, "auto"]
+    names = [tool.get("name") or tool["function"]["name"] for tool in sent[1]["tools"]]
+    assert names == ["depth", "clock"]
+    assert server.stats()["refusals"] == []
+
+
+@pytest.mark.parametrize(
+    ("allowed", "where"),
+    [
+        ([], "tool_choice.allowed_tools.tools"),
+        (["tides"], "tool_choice"),
+        ([""], "tool_choice"),
+        (["depth", "tides"], "tool_choice"),
+        ([{"type": "custom", "custom": {"name": "depth"}}], "tool_choice.allowed_tools.tools[0].type"),
+    ],
+)
+async def test_only_tools_that_are_offered_can_be_allowed(
+    gateway: InProcessGateway, server: FaultyModel, allowed: list[Any], where: str
+) -> None:
+    """H09, H20: anything else is the caller's error, with every format."""
+    listed = [each if isinstance(each, dict) else named(each) for each in allowed]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": listed}}
+    reply = await chat(gateway, tools=[named("depth")], tool_choice=choice)
+    assert (reply.status, reply.error["param"]) == (400, where)
+    assert server.requested == []
+
+
+async def test_whole_numbers_of_logit_bias_stay_whole(gateway: InProcessGateway, server: FaultyModel, api: str) -> None:
+    """H08: strict servers refuse `-100.0` where the caller wrote `-100`."""
+    reply = await chat(gateway, logit_bias={"17": -100, "18": 0.5}, session="n")
+    if api == "openai-chat":
+        assert b'"logit_bias":{"17":-100,"18":0.5}' in server.recorded[-1].body
+    else:
+        assert (reply.status, reply.error["param"]) == (400, "logit_bias")
+
+
+async def test_thinking_is_not_switched_on_to_switch_it_off(
+    gateway: InProcessGateway, server: FaultyModel, api: str
+) -> None:
+    """H08: a model that the gateway does not know may not be able to think at all."""
+    assert (await chat(gateway, reasoning_effort="none")).status == 200
+    assert not {"thinking", "output_config", "reasoning", "reasoning_effort"} & set(server.recorded[-1].decoded())
+
+
+@pytest.mark.parametrize("effort", ["low", "xhigh", "max"])
+async def test_a_reasoning_effort_that_the_model_has_reaches_it_unchanged(
+    tmp_path: Path, server: FaultyModel, api: str, effort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H08: a higher one would cost more than the caller asked for."""
+    monkeypatch.setenv(KEY, "sesame")
+    formats = (api, *(other for other in FORMATS if other != api))
+    settings = toml(server.base_url, formats=formats, each='efforts = ["low", "high", "xhigh", "max"]')
+    async with in_process_gateway(tmp_path / "home", toml=settings) as h:
+        assert (await chat(h, reasoning_effort=effort)).status == 200
+    asked = server.recorded[-1].decoded()
+    sent = asked.get("reasoning_effort") or (asked.get("reasoning") or asked.get("output_config"))["effort"]
+    assert sent == effort
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}

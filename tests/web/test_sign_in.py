@@ -1,5 +1,6 @@
 """Signing in to the page: its two parts, allowed origins, and the page's files."""
 
+import gzip
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -277,6 +278,27 @@ async def test_page_files_have_content_types_and_security_headers(gateway: InPro
         assert same.status == 304 and same.body == b""
         head = await call(gateway, "HEAD", path, key="")
         assert head.status == 200 and head.body == b""
+
+
+async def test_page_files_are_compressed_for_clients_that_accept_it(gateway: InProcessGateway) -> None:
+    """H23: the same content, a tag of its own, and the file as it is for all other clients."""
+    path = "/static/vendor/markdown-it.js"
+    plain = await raw_file(gateway, path, b"")
+    packed = await raw_file(gateway, path, b"Accept-Encoding: br, GZIP;q=0.5\r\n")
+    assert b"content-encoding" not in plain[0].lower() and b"content-encoding: gzip" in packed[0].lower()
+    assert gzip.decompress(packed[1]) == plain[1] and len(packed[1]) < len(plain[1]) / 2
+    assert all(b"vary: accept-encoding" in head.lower() for head, _ in (plain, packed))
+    tags = [re.search(rb'(?i)etag: ("[^"]+")', head)[1] for head, _ in (plain, packed)]  # type: ignore[index]
+    assert tags[0] != tags[1]
+    fresh = await raw_file(gateway, path, b"Accept-Encoding: gzip\r\nIf-None-Match: " + tags[1] + b"\r\n")
+    assert fresh[0].startswith(b"HTTP/1.1 304") and fresh[1] == b""
+    refused = await raw_file(gateway, path, b"Accept-Encoding: gzip;q=0.0, identity\r\n")
+    assert b"content-encoding" not in refused[0].lower()
+
+
+async def raw_file(gateway: InProcessGateway, path: str, headers: bytes) -> tuple[bytes, bytes]:
+    request = b"GET " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers + b"\r\n"
+    return await raw(gateway, request)
 
 
 @pytest.mark.parametrize(

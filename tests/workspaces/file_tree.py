@@ -8,8 +8,8 @@ from threading import Event, Thread
 
 from tidegate.workspaces import Mount
 from tidegate.workspaces.files import atomic_write
+from tidegate.workspaces.files.file_search import DEFAULT_BOUNDS, SearchBounds
 from tidegate.workspaces.files.local_files import LocalFiles
-from tidegate.workspaces.files.search_input import DEFAULT_BOUNDS, SearchBounds
 from tidegate.workspaces.processes.children import Spawner
 
 SECRET = "outside-secret"
@@ -27,12 +27,12 @@ class FileTree:
             folder.mkdir()
         (self.outside / "secret").write_text(f"{SECRET}\n")
 
-    def files(self, *, ripgrep: bool = True, bounds: SearchBounds = DEFAULT_BOUNDS) -> LocalFiles:
+    def files(self, *, bounds: SearchBounds = DEFAULT_BOUNDS) -> LocalFiles:
         mounts = (
             Mount(inner=INNER, folder=self.work),
             Mount(inner="/shared", folder=self.shared, writable=False),
         )
-        return LocalFiles(mounts, Spawner(frozenset(os.sched_getaffinity(0))), ripgrep=ripgrep, bounds=bounds)
+        return LocalFiles(mounts, Spawner(frozenset(os.sched_getaffinity(0))), bounds=bounds)
 
     def put(self, tree: dict[str, str | bytes]) -> None:
         for path, content in tree.items():

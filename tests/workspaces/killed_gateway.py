@@ -30,7 +30,7 @@ async def live(home: Path, token: str, *, ready: bool) -> None:
             await asyncio.sleep(0.01)
         if ready:
             print(f"ready {os.geteuid()} {session}", flush=True)
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         if os.geteuid() != 0:
             await count(home)
         command.cancel()

@@ -14,6 +14,7 @@ from anyio import to_thread
 from tests.workspaces.conformance import Conformance, Place, opened, spawner, spec_of
 from tests.workspaces.harness import FORKS, WAIT, WorkspaceHarness, alive, open_workspaces, token, until
 from tests.workspaces.test_kill import gateway
+from tidegate.workspaces.backends import guardian
 from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 from tidegate.workspaces.backends.interface import LimitEvents, SandboxLimits
 from tidegate.workspaces.backends.local import LocalBackend
@@ -257,8 +258,12 @@ async def test_processes_that_killed_their_guardian_end_with_the_group(groups: C
         session = await harness.new_session()
         running = asyncio.ensure_future(harness.run(session, f"(setsid env -i sleep {mark} &) ; sleep {mark}"))
         await until(lambda: len(alive(f"sleep\0{mark}")) == 2)
-        [command] = harness.live_sandbox(session).sandbox._commands  # type: ignore[union-attr]
-        os.kill(command.guardian, signal.SIGKILL)  # a command can do this itself, unless root started the gateway
+        below = {
+            pid: await to_thread.run_sync(guardian.descendants, [pid])
+            for pid in alive("workspaces/backends/guardian.py")
+        }
+        [own] = [pid for pid, processes in below.items() if processes.keys() & set(alive(mark))]
+        os.kill(own, signal.SIGKILL)  # a command can do this itself, unless root started the gateway
         await running
         assert alive(mark) == []
 

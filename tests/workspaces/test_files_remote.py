@@ -14,7 +14,7 @@ from tests.workspaces.harness import WAIT
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.backends.local import LocalBackend
-from tidegate.workspaces.files import FileFilter, Files, SearchQuery, read_pattern
+from tidegate.workspaces.files import FileFilter, Files, SearchQuery
 from tidegate.workspaces.files import remote_files as remote_module
 from tidegate.workspaces.files.remote_files import RemoteFiles
 
@@ -69,13 +69,14 @@ def fill(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
 
-async def test_protected_files_are_not_written_in_a_remote_project(place: Place) -> None:
-    """X12: the check is sent along; outside a project it refuses nothing."""
-    files = RemoteFiles(_opening(place), (), place.spec.temporary, project=True)
+async def test_protected_files_are_not_written_on_another_machine(place: Place) -> None:
+    """X11, X12: the check is sent along; commands run there without a sandbox."""
+    files = RemoteFiles(_opening(place), (), place.spec.temporary)
     for path in (".git/hooks/post-commit", ".envrc", "sub/.git/config"):
         assert "is read-only: other programs" in await result_or_refusal(files.write(path, b"evil"))
+    home = await place.output_of("echo $HOME")
+    assert "is read-only" in await result_or_refusal(files.write(f"{home}/.local/bin/git", b"evil"))
     await files.write(".gitignore", b"x")
-    await RemoteFiles(_opening(place), (), place.spec.temporary).write(".envrc", b"x")
 
 
 @pytest.mark.parametrize(
@@ -133,17 +134,37 @@ async def test_remote_listing_is_the_same(place: Place, local: Files, remote: Re
             )
 
 
-@pytest.mark.parametrize("pattern", ["line 1", "7 hidden$", "^nothing$", "[sS]trange", "E 15"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "line 1",
+        "7 hidden$",
+        "^nothing$",
+        "[sS]trange",
+        "E 15",
+        "[[:alpha:]]+ 1[[:digit:]_]$",
+        "e{,2}|7{1,2}$",
+        "\\S\\s[^\\n]9",
+        "(a",
+    ],
+)
 async def test_remote_searching_is_the_same(place: Place, local: Files, remote: RemoteFiles, pattern: str) -> None:
     fill(place.spec.folder)
     for query in (
-        SearchQuery(pattern=read_pattern(pattern, ignore_case=True), limit=10, context=2),
-        SearchQuery(pattern=read_pattern(pattern, ignore_case=False), limit=2000, choice=FileFilter(hidden=True)),
+        SearchQuery(pattern=pattern, ignore_case=True, limit=10, context=2),
+        SearchQuery(pattern=pattern, limit=2000, choice=FileFilter(hidden=True)),
     ):
         for path in (".", "sub/text", "gone", "out"):
             assert await result_or_refusal(remote.search(path, query)) == await result_or_refusal(
                 local.search(path, query)
             )
+
+
+async def test_what_only_the_local_engine_has_is_refused_in_one_sentence(remote: RemoteFiles) -> None:
+    for pattern in ("\\pL", "(?U)a+", "[[:^alpha:]]"):
+        assert "cannot be used on the other machine" in await result_or_refusal(
+            remote.search(".", SearchQuery(pattern=pattern))
+        )
 
 
 async def test_remote_writing_is_the_same(place: Place, remote: RemoteFiles) -> None:
@@ -185,7 +206,7 @@ async def test_a_remote_file_that_is_too_large_to_copy_is_refused(place: Place, 
 async def test_an_endless_remote_search_is_stopped(place: Place) -> None:
     remote = RemoteFiles(_opening(place), place.spec.read_only, place.spec.temporary, search_seconds=0.5)
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
-    found = await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
+    found = await remote.search(".", SearchQuery(pattern="(a+)+b"))
     assert found.hits == () and found.stopped.startswith("the search was stopped after 0.5 s")
     assert (await place.sandbox.load()).processes == 0
 
@@ -193,7 +214,7 @@ async def test_an_endless_remote_search_is_stopped(place: Place) -> None:
 async def test_a_cancelled_remote_call_leaves_nothing(place: Place, remote: RemoteFiles) -> None:
     (place.spec.folder / "slow").write_text("a" * 40 + "\n")
     with anyio.move_on_after(0.5):
-        await remote.search(".", SearchQuery(pattern=read_pattern("(a+)+b", ignore_case=False)))
+        await remote.search(".", SearchQuery(pattern="(a+)+b"))
     assert (await place.sandbox.load()).processes == 0
 
 

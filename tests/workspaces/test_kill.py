@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "65534"
-KILLS = {"sandbox": 40, "network": 25, "command": 15, "local": 10, "check": 10, "search": 10, "job": 3}
+KILLS = {"sandbox": 40, "network": 25, "command": 15, "local": 10, "check": 10, "job": 3}
 """How often each kind of start is killed: for a sandbox, often enough to find a leak in one of ten kills."""
 
 
@@ -159,10 +159,9 @@ async def test_a_sandbox_whose_bwrap_is_killed_while_it_starts_leaves_nothing(
 ) -> None:
     """L09: its gateway keeps running. Here bwrap is killed by a pipe that nobody reads, while its second process waits
     for it."""
-    monkeypatch.setattr("tidegate.workspaces.backends.bubblewrap.OPEN_SECONDS", 0.2)
     monkeypatch.setattr(os, "memfd_create", lambda _: broken_pipe())
     own = owner_of(tmp_path)
-    backend = BubblewrapBackend(Spawner(frozenset(os.sched_getaffinity(0)), own))
+    backend = BubblewrapBackend(Spawner(frozenset(os.sched_getaffinity(0)), own), open_seconds=0.2)
     with pytest.raises(ToolFailed, match="The sandbox did not start"):
         await backend.open(spec_of(tmp_path))
     assert await to_thread.run_sync(guardian.marked_processes, f"{OWNER}={own}") == {}

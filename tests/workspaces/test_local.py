@@ -58,6 +58,39 @@ async def test_commands_work_in_the_folder_with_home_and_temporary_files_beside_
         assert (await files.load(path, limit=10)).data == content
 
 
+PLANTED = {
+    "{home}/.local/bin/git": "#!/bin/sh\necho caught > {work}/caught\n",
+    "{home}/.gitconfig": "[core]\n\tfsmonitor = echo caught > {work}/caught; false\n",
+    "{home}/.config/git/config": "[core]\n\tfsmonitor = echo caught > {work}/caught; false\n",
+    "{home}/.bashrc": "echo caught > {work}/caught\n",
+    ".git/config": "[core]\n\tfsmonitor = echo caught > {work}/caught; false\n",
+    ".git/HEAD": "ref: refs/heads/main\n",
+    "HEAD": "ref: refs/heads/main\n",
+    "config": "[core]\n\tbare = false\n\tworktree = .\n\tfsmonitor = echo caught > {work}/caught; false\n",
+    "objects/x": "",
+    "refs/x": "",
+}
+"""Files with which `git status` would run another command."""
+
+
+@pytest.mark.parametrize("repository", [True, False])
+async def test_no_file_of_the_tools_changes_what_a_permitted_command_runs(place: Place, repository: bool) -> None:
+    """X11: files are written without asking, and a rule may allow `git status*` outside a sandbox."""
+    spec = place.spec
+    if repository:
+        await place.output_of("git init -q -b main . && chmod +x .git")
+    files = place.backend.files(spec, open_sandbox=lambda: anyio.sleep(0, place.sandbox))
+    refused = set()
+    for path, text in PLANTED.items():
+        try:
+            await files.write(path.format(home=spec.home), text.format(work=spec.folder).encode())
+        except ToolFailed:
+            refused.add(path)
+    await place.output_of("chmod +x ~/.local/bin/git 2>/dev/null; git status; true")
+    assert not (spec.folder / "caught").exists()
+    assert refused == {path for path in PLANTED if path not in ("config", "objects/x", "refs/x")}
+
+
 async def test_an_idle_local_sandbox_has_no_process(place: Place) -> None:
     assert place.sandbox.alive and place.sandbox.pid is None and not guardians()
     child = await place.start("read -r line")

@@ -183,7 +183,7 @@ async def test_an_ended_or_unknown_process_cannot_be_written_to(harness: Workspa
     await ended(harness, session, "short")
     with pytest.raises(ToolFailed, match="is no longer running"):
         await mine.write("short", b"x")
-    with pytest.raises(ToolFailed, match=r"no process named 'other'; there are: short"):
+    with pytest.raises(ToolFailed, match=r"no process named 'other'; the processes are: short"):
         await mine.output("other", limit=10)
 
 

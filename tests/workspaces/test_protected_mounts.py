@@ -205,12 +205,17 @@ async def test_file_tools_do_not_write_protected_files_by_any_path(home: Path, p
 async def test_hooks_named_in_the_configuration_are_protected(home: Path, project: Path) -> None:
     """`core.hooksPath` and `include.path` may name files of the project itself."""
     (project / ".husky").mkdir()
-    (project / "more.gitconfig").write_text("[user]\n\tname = a\n")
-    git(project, "config", "core.hooksPath", ".husky")
+    (project / ".githooks").mkdir()
+    (project / "shared").mkdir()
+    (project / "shared" / "git").write_text("[core]\n\thooksPath = .githooks\n")
+    (project / "more.gitconfig").write_text("[include]\n\tpath = shared/git\n")
+    with (project / ".git" / "config").open("a") as config:
+        config.write("[core] hooksPath = .husky\n")  # git accepts a key on the line of its section
     git(project, "config", "include.path", "../more.gitconfig")
+    assert git(project, "config", "--get-all", "core.hooksPath").split() == [".husky", ".githooks"]
     async with open_workspaces(home) as harness:
         session = await harness.new_session()
-        for path in (".husky/pre-commit", "more.gitconfig"):
+        for path in (".husky/pre-commit", "more.gitconfig", "shared/git", ".githooks/pre-commit"):
             done, _ = await harness.run(session, f"echo evil >> {path}", agent="project")
             assert done.code != 0
             with pytest.raises(ToolFailed):

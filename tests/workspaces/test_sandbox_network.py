@@ -19,6 +19,9 @@ from tidegate.workspaces.backends import sandbox_network
 
 pytestmark = pytest.mark.anyio
 
+MAPPED = ("127.0.0.1", "10.1.2.3", "169.254.169.254")
+"""Forbidden addresses that are also tried as IPv6 addresses."""
+
 ROLES = pytest.mark.parametrize("role", ["root", "user"])
 
 PROBE = f"""
@@ -58,8 +61,8 @@ def reached(role: str, hosts: tuple[str, ...], *private: str) -> dict[str, set[b
 @ROLES
 def test_commands_reach_public_addresses_and_nothing_else(role: str) -> None:
     """X09, X12: not the machine's loopback, no private network, no cloud metadata, no neighbour, no abstract socket;
-    not even through a socket bound to the interface, whatever the routes are."""
-    names = ("some.example", "255.255.255.255", "224.0.0.251")
+    not even through a socket bound to the interface or an IPv4 address in an IPv6 one, whatever the routes are."""
+    names = ("some.example", "255.255.255.255", "224.0.0.251", *(f"::ffff:{one}" for one in MAPPED))
     found = reached(role, (*network_machine.PUBLIC, *network_machine.FORBIDDEN, *names))
     assert {host for host, ways in found.items() if ways == {True}} == {*network_machine.PUBLIC, "some.example"}
     assert {host for host, ways in found.items() if ways == {False}} == {
@@ -225,6 +228,6 @@ async def test_without_network_rules_or_helper_there_is_no_sandbox(
 ) -> None:
     monkeypatch.setattr(sandbox_network, name, value)
     async with open_workspaces(home, network=True) as harness:
-        with pytest.raises(ToolFailed, match=f"Commands cannot be given a network: {said}"):
+        with pytest.raises(ToolFailed, match=f"Commands cannot be given network access: {said}"):
             await harness.run(await harness.new_session(), "true")
         assert not harness.workspaces.spawner.running

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import random
+import select
 import signal
 import stat
 import sys
@@ -280,7 +281,8 @@ async def test_a_keeper_that_hears_nothing_exits() -> None:
     try:
         os.dup2(heard, 0)
         with anyio.fail_after(WAIT):
-            await anyio.to_thread.run_sync(remote_keeper.attend, 0.05)
+            await anyio.to_thread.run_sync(remote_keeper.attend, 0.05, abandon_on_cancel=True)
+        assert os.write(say, b"too late") and select.select([heard], [], [], 0)[0] == [heard]
     finally:
         os.dup2(waiting, 0)
         for fd in (heard, say, waiting):

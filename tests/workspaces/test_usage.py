@@ -55,6 +55,68 @@ for _ in range({0}):
 open("ready", "w").close()
 time.sleep(1000)
 """
+PAGE_TABLES = """
+import ctypes, time
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+step, amount = 2 << 20, {0} << 8
+at = library.mmap(None, ctypes.c_size_t(step * amount), 1, 0x4022, -1, ctypes.c_long(0))
+library.madvise(ctypes.c_void_p(at), ctypes.c_size_t(step * amount), 15)  # no huge pages
+for page in range(amount):
+    ctypes.c_char.from_address(at + page * step).value
+open("ready", "w").close()
+time.sleep(1000)
+"""
+MAPPINGS = """
+import ctypes, os, time
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+for _ in range({0} // 10):
+    for number in range(60_000):
+        if library.mmap(None, ctypes.c_size_t(4096), number % 2, 0x22, -1, ctypes.c_long(0)) == 2**64 - 1:
+            break
+    if os.fork() == 0:
+        time.sleep(1000)
+open("ready", "w").close()
+time.sleep(1000)
+"""
+QUEUES = """
+import ctypes, time
+library = ctypes.CDLL(None)
+message = ctypes.create_string_buffer(b"\\1" * 8016)
+for _ in range({0} << 6):
+    queue = library.msgget(0, 0o1600)
+    library.msgsnd(queue, message, 8000, 0o4000)
+    library.msgsnd(queue, message, 8000, 0o4000)
+open("ready", "w").close()
+time.sleep(1000)
+"""
+EMPTY_MESSAGES = """
+import ctypes, time
+library = ctypes.CDLL(None)
+message = ctypes.create_string_buffer(b"\\1" * 8)
+for _ in range({0}):
+    queue = library.msgget(0, 0o1600)
+    for _ in range(16384):
+        library.msgsnd(queue, message, 0, 0o4000)
+open("ready", "w").close()
+time.sleep(1000)
+"""
+SEMAPHORES = """
+import ctypes, time
+library = ctypes.CDLL(None)
+for _ in range({0} // 2 + 1):
+    library.semget(0, 32000, 0o1600)
+open("ready", "w").close()
+time.sleep(1000)
+"""
+EMPTY_FILES = """
+import os, time
+for number in range({0} << 10):
+    os.close(os.open(f"/dev/shm/{{number}}", os.O_CREAT | os.O_RDWR))
+open("ready", "w").close()
+time.sleep(1000)
+"""
 BOTH = """
 import mmap, os, time
 fd = os.memfd_create("seen twice")
@@ -93,12 +155,12 @@ time.sleep(1000)
 
 
 async def begin(harness: WorkspaceHarness, session: str, program: str, amount: int) -> None:
-    """Start it as a process and wait until it holds its resources."""
+    """Start it as a process and wait until it holds its resources, or was ended before it had all of them."""
     folder = harness.home / "workspaces" / session
     files = await harness.of(session).files()
     await files.write("attack.py", program.format(amount).encode())
     await harness.of(session).start("attack", "python3 attack.py")
-    await until((folder / "ready").exists)
+    await until(lambda: (folder / "ready").exists() or not harness.live_sandbox(session).running)  # type: ignore[union-attr]
 
 
 async def ended(harness: WorkspaceHarness, session: str, setting: str) -> None:
@@ -137,6 +199,29 @@ async def test_unmapped_shared_memory_counts(home: Path, program: str) -> None:
             assert 30 * MIB <= load.memory_bytes < 64 * MIB
         else:
             await ended(harness, session, "workspaces.memory_bytes")
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+@pytest.mark.parametrize("program", [PAGE_TABLES, MAPPINGS], ids=["page tables", "mappings"])
+async def test_the_kernels_memory_for_address_spaces_counts(home: Path, backend: str, program: str) -> None:
+    """L24: a command that only reserves addresses has almost no memory of its own."""
+    async with open_workspaces(home, backend=backend, polled=True, memory_bytes=32 * MIB) as harness:
+        session = await harness.new_session()
+        await begin(harness, session, program, 30)
+        await ended(harness, session, "workspaces.memory_bytes")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [QUEUES, EMPTY_MESSAGES, SEMAPHORES, EMPTY_FILES],
+    ids=["message queues", "empty messages", "semaphores", "empty files in memory"],
+)
+async def test_the_kernels_memory_for_other_objects_counts(home: Path, program: str) -> None:
+    """L24: it belongs to no process, and the defaults of the kernel permit gigabytes."""
+    async with open_workspaces(home, polled=True, memory_bytes=64 * MIB) as harness:
+        session = await harness.new_session()
+        await begin(harness, session, program, 100)
+        await ended(harness, session, "workspaces.memory_bytes")
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])

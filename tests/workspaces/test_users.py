@@ -9,7 +9,7 @@ import pytest
 from tests.workspaces.harness import WAIT, alive, open_workspaces, token, until
 from tidegate.errors import ToolFailed
 from tidegate.gateway.preflight.preflight import examine
-from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern
+from tidegate.workspaces.files import FileFilter, SearchQuery
 from tidegate.workspaces.kernel.users import RESERVED_UIDS, user_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
@@ -86,7 +86,7 @@ async def test_file_tools_read_only_what_the_user_may_read(home: Path) -> None:
         with pytest.raises(ToolFailed, match="Permission denied"):
             async with files.opened("secret"):
                 pass
-        query = SearchQuery(pattern=read_pattern("needle"), choice=FileFilter(), context=0, limit=10)
+        query = SearchQuery(pattern="needle", choice=FileFilter(), context=0, limit=10)
         assert [hit.path for hit in (await files.search(".", query)).hits] == ["open"]
         (home / "project").chmod(0o555)
         os.chown(home / "project", 0, 0)

@@ -9,8 +9,8 @@ from tidegate.agent.loop import Bounds, run
 from tidegate.agent.model_step import Budget, Meter, ModelStep, Payer, Remedy, RequestFitter, SpendGuard, TurnResident
 from tidegate.agent.prefix import EXTRA, PROMPT, build_prefix, part_of
 from tidegate.agent.side_call import SideCall, run_side_call
-from tidegate.agent.tool_pairs import in_call_order, interrupted, is_balanced, missing, not_run
-from tidegate.agent.tool_runner import Permissions, ToolRunner, ToolSetup, tool_ended
+from tidegate.agent.tool_results import in_call_order, interrupted, is_balanced, missing, not_run, tool_ended
+from tidegate.agent.tool_runner import Permissions, ToolRunner, ToolSetup
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 
 __all__ = [

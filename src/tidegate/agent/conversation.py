@@ -17,8 +17,9 @@ import msgspec
 
 from tidegate.agent.history import Group, History, Overflow
 from tidegate.agent.history_cache import HistoryState
+from tidegate.http_client import Lease
 from tidegate.log import Log
-from tidegate.models import EncodedPrefix, Lease, Model
+from tidegate.models import EncodedPrefix, Model
 from tidegate.tools import Toolset
 from tidegate.values import Call, Media, Message
 
@@ -34,8 +35,9 @@ MEDIA_OVERHEAD = 256
 """Bytes of a picture, audio clip or document of which only the name is in memory."""
 
 LOADED_BYTES = 20 * 1024 * 1024
-"""The most bytes of spooled media in one request, before base64 encoding. This is the limit of the strictest provider.
-If there are more media, only the first are sent, so that the request still begins like the previous one."""
+"""The maximum number of bytes of spooled media in one request, before base64 encoding. This is the limit of the
+strictest provider. If there are more media, only the first are sent, so that the request still begins like the previous
+one."""
 
 PICTURE_TEXT_BYTES = 6400
 """Bytes of text that cost about as many tokens as a picture of any size."""
@@ -45,7 +47,8 @@ DOCUMENT_PAGE_BYTES = 50_000
 tokens as a picture, since providers pass it to the model as a picture."""
 
 DOCUMENT_PAGES = 100
-"""The most pages assumed for a document. The size of a long scanned document says little about its cost."""
+"""The maximum number of pages assumed for a document. The size of a long scanned document says little about its
+cost."""
 
 FRAME_BYTES = 64
 """Bytes that any wire format adds around the text of a message."""
@@ -408,7 +411,7 @@ class Conversation:
 
     async def _with_media(self, message: Message, bytes_left: int) -> tuple[Message, int]:
         """Returns the message with its spooled media loaded, and the number of bytes left for other media. Media that
-        cannot be loaded or exceed the limit are replaced by a short text."""
+        cannot be loaded or exceed the limit are replaced with a short text."""
         kept: list[Media] = []
         lost: list[str] = []
         for place, media in enumerate(message.media, 1):

@@ -99,7 +99,8 @@ class History:
         self.memory += weight + ROW_OVERHEAD
 
     async def settle(self) -> None:
-        """Move old messages to the file if memory use exceeds the bound. Nothing may be appended until this returns."""
+        """Moves old messages to the file if memory use exceeds the bound. Nothing may be appended until this
+        returns."""
         if self.memory > self._memory_bytes and self._overflow is not None:
             await to_thread.run_sync(self._move)
 
@@ -110,7 +111,7 @@ class History:
         return await to_thread.run_sync(self._read)
 
     def clear(self) -> None:
-        """Remove all messages."""
+        """Removes all messages."""
         self.parts = []
         self.memory = self._end = 0
         self._fold_at = PIECES

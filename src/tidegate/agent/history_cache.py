@@ -25,7 +25,7 @@ from tidegate.values import Frozen
 log = Log(__name__)
 
 FILE_BYTES = 64 * 1024 * 1024
-"""Size of the file, which is enough for some hundreds of long conversations. The file is usually in the page cache."""
+"""Size of the file, which is enough for a few hundred long conversations. The file is usually in the page cache."""
 
 LEAST_BYTES = 16 * 1024
 """Size of the smallest history that is cached. Encoding a shorter history again costs no more than reading it from a
@@ -35,10 +35,11 @@ MOST_BYTES = FILE_BYTES // 16
 """Size of the largest history that is cached. A longer history would overwrite too many others."""
 
 WAITING_BYTES = FILE_BYTES // 8
-"""The most bytes of histories that may wait to be written. Further histories are not cached, to save memory."""
+"""The maximum number of bytes of histories that may wait to be written. Further histories are not cached, to save
+memory."""
 
 ENTRIES = 1024
-"""The most entries in the cache: as many histories of usual length as the file can hold."""
+"""The maximum number of entries in the cache: as many histories of usual length as the file can hold."""
 
 
 class HistoryState(Frozen, frozen=True):

@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
-import msgspec
-
 from tidegate.agent.model_step import ModelStep
-from tidegate.agent.tool_pairs import MODEL_STEP
+from tidegate.agent.tool_results import MODEL_STEP
 from tidegate.agent.tool_runner import ToolRunner
 from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
@@ -32,7 +30,7 @@ class Bounds(Frozen, frozen=True):
 async def run(
     turn: Turn, model_step: ModelStep, make_tool_runner: Callable[[], ToolRunner], call: Call, bounds: Bounds
 ) -> Message:
-    """Run the turn to its answer and return it. Most turns call no tool, so the tool runner is created at the first
+    """Runs the turn to its answer and returns it. Most turns call no tool, so the tool runner is created at the first
     tool call.
 
     A step that calls the caller's tools ends the turn: the agent's own calls of that step run first, and the others are
@@ -59,8 +57,7 @@ async def run(
         model_step.extend(results)
         if len(results) < len(answer.calls):
             return turn.conclude(answer, tuple(each for each in answer.calls if each.name in caller_tools))
-        if call.is_forced:
-            call = msgspec.structs.replace(call, tool_choice=b"")
+        call = call.unforced()
         verdict = repeats.round(answer, results)
         if verdict is RepeatVerdict.STOP:
             raise TurnFailed(

@@ -123,7 +123,7 @@ class RequestFitter(Protocol):
         """Reduces the conversation to fit its model's window. Raises ModelFailed if that is impossible."""
         ...
 
-    async def apply_remedy(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
+    async def apply_remedy(self, conversation: Conversation, remedy: Remedy) -> bool:
         """Changes a conversation that was refused by the model. Returns True if it was changed and can be sent
         again."""
         ...
@@ -202,11 +202,7 @@ class ModelStep:
                 if failure.param is not None and first is None:
                     raise  # the request is at fault: another model would refuse it too
                 remedy = remedy_for(failure)
-                if (
-                    remedy is not None
-                    and applied.count(remedy) < TRIES[remedy]
-                    and await self._apply_remedy(remedy, failure)
-                ):
+                if remedy is not None and applied.count(remedy) < TRIES[remedy] and await self._apply_remedy(remedy):
                     applied += (remedy,)
                     if failure.partial_answer:
                         turn.emit(TextReset(reason=failure.brief))
@@ -228,9 +224,9 @@ class ModelStep:
             await fitter.fit(self.conversation)
             self._weigh()
 
-    async def _apply_remedy(self, remedy: Remedy, failure: ModelFailed) -> bool:
+    async def _apply_remedy(self, remedy: Remedy) -> bool:
         fitter = self._get_fitter()
-        return fitter is not None and await fitter.apply_remedy(self.conversation, remedy, failure)
+        return fitter is not None and await fitter.apply_remedy(self.conversation, remedy)
 
     def _get_fitter(self) -> RequestFitter | None:
         if self._fitter is None and self._make_fitter is not None:
@@ -249,7 +245,7 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
 
 
 def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
-    """Returns one failure that reports both. Its kind is the kind of the first failure."""
+    """Returns one failure that reports both, with the kind of the first."""
     failure = ModelFailed(
         f"{first.brief} Another model was tried. {then.brief}",
         kind=first.kind,

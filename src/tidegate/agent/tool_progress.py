@@ -18,7 +18,7 @@ PIECE_CHARACTERS = 4096
 """The size at which a piece is sent immediately."""
 
 SHOWN_CHARACTERS = 64 * 1024
-"""The most characters of one call's output that are sent. The rest is in the result."""
+"""The maximum number of characters of one call's output that are sent. The rest is in the result."""
 
 CUT_OFF = "\n[more output is not shown here]\n"
 

@@ -15,15 +15,15 @@ from typing import NamedTuple, Protocol
 import anyio
 import msgspec
 
-from tidegate.agent.tool_pairs import interrupted, tool_step_name
 from tidegate.agent.tool_progress import Progress
+from tidegate.agent.tool_results import cut_short, interrupted, tool_ended, tool_result, tool_step_name
 from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import MediaLeftOut, Superseded, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log
 from tidegate.store.tables.approvals import action_digest
 from tidegate.tools import Result, Tool, ToolContext, Toolset
-from tidegate.values import Message, Notice, ToolCall, ToolEnded, ToolStarted
+from tidegate.values import Message, Notice, ToolCall, ToolStarted
 
 log = Log(__name__)
 
@@ -108,7 +108,7 @@ class ToolRunner:
                 why: str | None = f"There is no tool named {call.name!r} here."
             else:
                 why = await self._permissions.permit(self._turn, step, tool, call)
-            return None if why is None else _result(call, Result(text=why, failed=True))
+            return None if why is None else tool_result(call, Result(text=why, failed=True))
 
         return Effect(
             tool=call.name,
@@ -135,7 +135,7 @@ class ToolRunner:
         if isinstance(result, Message):
             return result
         text = await context.spool.text(tool.name, result.text, max_bytes=tool.output_bytes)
-        return _result(call, msgspec.structs.replace(result, text=text))
+        return tool_result(call, msgspec.structs.replace(result, text=text))
 
     async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result | Message:
         """Returns the tool's result, or a message that says why the tool was cut short."""
@@ -143,7 +143,7 @@ class ToolRunner:
             with anyio.move_on_after(tool.timeout):
                 returned = await tool.run(context, call.arguments)
                 return returned if isinstance(returned, Result) else Result(text=returned)
-            return _cut_short(tool, call, f"{call.name} did not finish within {tool.timeout:g} s and was stopped.")
+            return cut_short(tool, call, f"{call.name} did not finish within {tool.timeout:g} s and was stopped.")
         except ToolFailed as error:
             if isinstance(error, MediaLeftOut):
                 self._turn.emit(Notice(text=error.message))
@@ -155,30 +155,4 @@ class ToolRunner:
                 raise  # the turn is being stopped; otherwise something the tool awaited was cancelled
             log.exception("a tool failed unexpectedly", tool=call.name, session=self._turn.session, turn=self._turn.id)
             why = f"{call.name} failed unexpectedly ({type(error).__name__}); see the operator's log."
-            return _cut_short(tool, call, why)
-
-
-def tool_ended(result: Message) -> ToolEnded:
-    """Returns the event that reports this result."""
-    return ToolEnded(
-        call_id=result.call_id,
-        name=result.name,
-        excerpt=result.text[:EXCERPT_CHARACTERS],
-        failed=result.failed,
-        media=tuple(each.words for each in result.media),
-        interrupted=result.interrupted,
-    )
-
-
-def _cut_short(tool: Tool, call: ToolCall, why: str) -> Message:
-    """Returns the result of a call that was cut short. The call has failed if its tool only reads; otherwise it is
-    interrupted, with an unknown effect."""
-    if tool.read_only:
-        return _result(call, Result(text=why, failed=True))
-    return interrupted(call, why, read_only=False)
-
-
-def _result(call: ToolCall, result: Result) -> Message:
-    return Message(
-        role="tool", call_id=call.id, name=call.name, text=result.text, failed=result.failed, media=result.media
-    )
+            return cut_short(tool, call, why)

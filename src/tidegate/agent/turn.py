@@ -120,5 +120,5 @@ class Turn(Protocol):
         ...
 
     def emit(self, event: Event) -> None:
-        """Send an event to the turn's followers. The event is not stored."""
+        """Sends an event to the turn's followers. The event is not stored."""
         ...

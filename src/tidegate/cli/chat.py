@@ -62,7 +62,7 @@ def _check_agent(api: GatewayClient, agent: str) -> None:
 
 
 def _check_session(api: GatewayClient, home: Path, session: str, agent: str | None) -> None:
-    """Check that the conversation accepts messages, before the user types the first one."""
+    """Checks that the conversation accepts messages, before the user types the first one."""
     view = api.call("GET", api.session(session))
     if view.get("ended"):
         raise TidegateError(
@@ -76,7 +76,7 @@ def _check_session(api: GatewayClient, home: Path, session: str, agent: str | No
 
 
 def _last(api: GatewayClient, agent: str | None) -> str | None:
-    """Find the most recently used live conversation that was started in a terminal."""
+    """Finds the most recently used live conversation that was started in a terminal."""
     for view in api.call("GET", "/api/sessions", query={"limit": 50})["sessions"]:
         if view["channel"] == _CHANNEL and not view.get("ended") and agent in (None, view["agent"]):
             return str(view["id"])
@@ -98,7 +98,7 @@ class _Chat:
         self._questions = QuestionPrompt(api, self._printer, self._command) if interactive else None
 
     def send_message(self, text: str) -> bool:
-        """Send one message and print the result. Returns False if the turn failed."""
+        """Sends one message and prints the result. Returns False if the turn failed."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -107,7 +107,7 @@ class _Chat:
             return self._send_and_follow(text, interrupts)
 
     def catch_up(self) -> None:
-        """Follow the running turn if it is waiting for the user, so that they can reply."""
+        """Follows the running turn if it is waiting for the user, so that they can reply."""
         if self.session is None or self._questions is None:
             return
         waiting = self._api.call("GET", "/api/approvals", query={"session": self.session, "limit": 1})["approvals"]
@@ -118,7 +118,7 @@ class _Chat:
                 self._follow(self.session, turn, interrupts)
 
     def _command(self, line: str) -> None:
-        """Send a command while a turn is being followed, and print the reply."""
+        """Sends a command while a turn is being followed, and prints the reply."""
         reply = self._send(line)["reply"]
         self._printer.line(reply["text"])
         self.session = reply.get("session")
@@ -140,7 +140,7 @@ class _Chat:
         return self._follow(answer["session"], answer["turn"], interrupts)
 
     def greet(self) -> None:
-        """Print the conversation, its agent and model, and its last exchange."""
+        """Prints the conversation, its agent and model, and its last exchange."""
         self._printer.note(greeting(self._api, self._home, self.session, self._agent))
         for line in last_exchange(self._api, self.session) if self.session else ():
             self._printer.note(line)
@@ -174,7 +174,7 @@ class _Chat:
 
 
 def _pipe(chat: _Chat) -> int:
-    """Send each line as a message. If a message is refused or its turn fails, print the error and continue with the
+    """Sends each line as a message. If a message is refused or its turn fails, prints the error and continues with the
     next line."""
     code = 0
     for number, raw in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):

@@ -52,7 +52,7 @@ class GatewayClient:
         self._find()
 
     def _find(self) -> None:
-        """Look up the current address and key of the gateway."""
+        """Looks up the current address and key of the gateway."""
         holder = holder_of(self._home)
         if holder is None:
             raise NotRunning(self._home)
@@ -65,7 +65,7 @@ class GatewayClient:
         self._key = _key(self._home)
 
     def call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return its JSON response, or None if the response is empty."""
+        """Sends a request and returns its JSON response, or None if the response is empty."""
         connection = self._connect(_CALL_SECONDS)
         try:
             response = self._send(connection, method, _target(path, query), body, {})
@@ -77,7 +77,7 @@ class GatewayClient:
         return json.loads(data) if data else None
 
     def lines(self, path: str, *, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        """Yield the lines of a streamed response. Raises an error if the stream is cut off."""
+        """Yields the lines of a streamed response. Raises an error if the stream is cut off."""
         connection = self._connect(_SILENCE_SECONDS)
         try:
             response = self._send(connection, "GET", path, None, dict(headers or {}))
@@ -93,13 +93,13 @@ class GatewayClient:
             connection.close()
 
     def session(self, id: str) -> str:
-        """Return the API path of a conversation. Raises `NotFound` if the id is malformed."""
+        """Returns the API path of a conversation. Raises `NotFound` if the id is malformed."""
         if not _ID.fullmatch(id):
             raise self._missing(f"There is no session {id[:100]!r}.", "session_not_found")
         return f"/api/sessions/{id}"
 
     def setting(self, session: str, key: str) -> str:
-        """Return the API path of a setting. Like the methods below, this raises `NotFound` if an id is malformed."""
+        """Returns the API path of a setting. Like the methods below, this raises `NotFound` if an id is malformed."""
         path = self.session(session)
         if not _ID.fullmatch(key):
             raise self._missing(f"This conversation has no setting {key[:100]!r}.", "setting_not_found")
@@ -129,7 +129,7 @@ class GatewayClient:
         return http.client.HTTPConnection(host, self._parts.port, timeout=seconds)
 
     def _tls(self) -> ssl.SSLContext:
-        """Trust only the certificate in the configuration. Its host name is meant for other machines. It is not
+        """Trusts only the certificate in the configuration. Its host name is meant for other machines. It is not
         checked, since the certificate comes from our own home folder."""
         from tidegate.gateway import settings
 
@@ -162,7 +162,7 @@ class GatewayClient:
             raise self._unreachable(error) from error
 
     def _read_chunk(self, response: http.client.HTTPResponse) -> bytes:
-        """Return the next bytes of a stream, or b"" at its end. (`readline` cannot distinguish the end from a stream
+        """Returns the next bytes of a stream, or b"" at its end. (`readline` cannot distinguish the end from a stream
         that was cut off.)"""
         try:
             return response.read1(_READ_BYTES)
@@ -200,7 +200,7 @@ class GatewayClient:
 
 
 def another_key(home: Path) -> str:
-    """Return instructions for replacing the command line's revoked key."""
+    """Returns instructions for replacing the command line's revoked key."""
     restart = command_hint(home, "up --replace")
     return f"remove {home / KEY_NAME} and restart the gateway with {restart}, which creates a new key"
 

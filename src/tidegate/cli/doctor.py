@@ -119,7 +119,7 @@ def _config(home: Path, holder: Holder | None) -> Finding:
 
 
 def _models(home: Path) -> Iterator[Finding]:
-    """Yield warnings for models with properties that are only assumed."""
+    """Yields warnings for models with properties that are only assumed."""
     try:
         models = settings(home).models
     except TidegateError:
@@ -210,14 +210,14 @@ def _database(home: Path, holder: Holder | None) -> Finding:
 
 
 def _check_running(home: Path) -> tuple[list[str], list[str]]:
-    """Return the problems found by a full check, and other open problems of the database or its disk."""
+    """Returns the problems found by a full check, and other open problems of the database or its disk."""
     answer: dict[str, Any] = ask(home, {"do": "check"}, within=_CHECK_SECONDS)
     standing = [str(problem["text"]) for problem in answer["standing"]]
     return [str(problem) for problem in answer["problems"]], standing
 
 
 def _check_file(home: Path, path: Path) -> list[str]:
-    """Check the file directly. The home folder is locked during the check, so no gateway can start."""
+    """Checks the file directly. The home folder is locked during the check, so no gateway can start."""
     from tidegate.store import check_file
 
     lock = HomeLock(home)
@@ -239,7 +239,7 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
 
 
 def _protections(home: Path) -> Iterator[Finding]:
-    """Yield the isolation features of sandboxes, with a warning for each missing one that the settings require."""
+    """Yields the isolation features of sandboxes, with a warning for each missing one that the settings require."""
     from tidegate.workspaces.kernel.sandbox_support import sandbox_features
 
     try:
@@ -255,7 +255,7 @@ def _protections(home: Path) -> Iterator[Finding]:
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """Report how the limits of commands are enforced. This depends on how the gateway was started, so only a running
+    """Reports how the limits of commands are enforced. This depends on how the gateway was started, so only a running
     gateway knows it."""
     if holder is None:
         return Finding("commands", "ok", "start the gateway to see how their limits are enforced.")

@@ -81,7 +81,7 @@ def _agents(allowed: list[str] | None) -> str:
 
 
 def _description(name: str, role: str, agents: list[str] | None, new: bool) -> str:
-    """Return one line about the new key."""
+    """Returns one line about the new key."""
     if role == "owner":
         what = f"This is another key for {name}, who owns this gateway and has all permissions"
     else:

@@ -140,7 +140,7 @@ def _read(file: str) -> str:
 
 
 def _run_editor(text: str) -> str:
-    """Open the text in an editor and return the result."""
+    """Opens the text in an editor and returns the result."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         file = Path(folder) / "notes.txt"
@@ -155,7 +155,7 @@ def _run_editor(text: str) -> str:
 
 
 def _save_copy(text: str) -> str:
-    """Write the text to a new file that only its owner can read. Returns the name of the file."""
+    """Writes the text to a new file that only its owner can read. Returns the name of the file."""
     descriptor, name = tempfile.mkstemp(prefix="tidegate-notes-", suffix=".txt")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

@@ -62,7 +62,7 @@ def _rows(config: "Config") -> Iterator[dict[str, Any]]:
 
 
 def _prices(facts: "Facts") -> dict[str, Any] | None:
-    """Return prices in dollars per million tokens. null means the same price as `input`."""
+    """Returns prices in dollars per million tokens. null means the same price as `input`."""
     if facts.prices is None:
         return None
     prices = facts.prices

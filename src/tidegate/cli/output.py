@@ -38,7 +38,7 @@ class TerminalStream(TextIOWrapper):
 
 
 def guard_terminal() -> None:
-    """Ensure that nothing printed by this process can control the terminal."""
+    """Ensures that nothing printed by this process can control the terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
@@ -51,7 +51,7 @@ def guard_terminal() -> None:
 
 
 def write_faint(text: str) -> None:
-    """Write faint text. No other control sequences are ever sent to the terminal."""
+    """Writes faint text. No other control sequences are ever sent to the terminal."""
     assert isinstance(sys.stdout, TextIOWrapper)
     TextIOWrapper.write(sys.stdout, f"\x1b[2m{strip_controls(text)}\x1b[0m")
 
@@ -68,7 +68,7 @@ def print_table(
     numbers: Collection[int] = (),
     uncut: Collection[int] = (),
 ) -> None:
-    """Print a table, or the sentence `empty` if there are no rows. Columns listed in `numbers` are right-aligned, and
+    """Prints a table, or the sentence `empty` if there are no rows. Columns listed in `numbers` are right-aligned, and
     the cells of columns listed in `uncut` are never cut. On a narrow terminal, cells wrap. On a very narrow one, each
     row becomes a list."""
     if not rows:
@@ -93,12 +93,12 @@ def print_table(
 
 
 def terminal_width() -> int | None:
-    """Return the number of characters per line of standard output, or None if it is not a terminal."""
+    """Returns the number of characters per line of standard output, or None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def wrap_text(text: str) -> str:
-    """Wrap long lines between words to fit the terminal. If spaces divide a line into two columns, continuation lines
+    """Wraps long lines between words to fit the terminal. If spaces divide a line into two columns, continuation lines
     are indented to the second column."""
     room = terminal_width()
     if room is None:
@@ -116,7 +116,7 @@ def _wrap_line(line: str, room: int) -> str:
 
 
 def _fit_widths(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
-    """Return column widths that fit into `room` characters, reducing the widest columns first, or None if a word would
+    """Returns column widths that fit into `room` characters, reducing the widest columns first, or None if a word would
     have to be broken."""
     least = [max(len(word) for row in cells for word in row[column].split() or [""]) for column in range(len(widths))]
     room -= len(_GAP) * (len(widths) - 1)
@@ -153,12 +153,12 @@ def _cell(value: Any, uncut: bool) -> str:
 
 
 def local_time(seconds: float | None) -> str:
-    """Format a date and time in the local time zone."""
+    """Formats a date and time in the local time zone."""
     return "" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count: float) -> str:
-    """Format a number of bytes for people."""
+    """Formats a number of bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -167,23 +167,23 @@ def size(count: float) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """Draw a bar of at most `width` characters for a share between 0 and 1. Any share above 0 is visible."""
+    """Draws a bar of at most `width` characters for a share between 0 and 1. Any share above 0 is visible."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
 
 def plural(count: int, noun: str) -> str:
-    """Join a number and its noun: `1 conversation`, `2 conversations`."""
+    """Joins a number and its noun: `1 conversation`, `2 conversations`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def join_words(things: Sequence[str]) -> str:
-    """Join words into text: `a`, `a and b`, `a, b and c`."""
+    """Joins words into text: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
 
 
 def span(seconds: float) -> str:
-    """Format a duration for people."""
+    """Formats a duration for people."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"

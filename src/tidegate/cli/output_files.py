@@ -13,7 +13,7 @@ from tidegate.errors import TidegateError
 
 
 def check_target(target: Path, *, force: bool) -> Path:
-    """Return the real path of the target. Raises an error if it cannot or must not be written."""
+    """Returns the real path of the target. Raises an error if it cannot or must not be written."""
     place = Path(os.path.realpath(target))
     if place.is_dir():
         raise TidegateError(f"{target} is a folder: choose a file in it.")
@@ -27,7 +27,7 @@ def check_target(target: Path, *, force: bool) -> Path:
 
 
 def write_file(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
-    """Write the lines to a temporary file in the target's folder, and rename it when it is complete."""
+    """Writes the lines to a temporary file in the target's folder, and renames it when it is complete."""
     place = check_target(target, force=force)
     try:
         descriptor, beside = tempfile.mkstemp(prefix=f".{place.name[:100]}.", suffix=".part", dir=place.parent)

@@ -83,7 +83,7 @@ def root() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit."""
+    """Runs the command line and exits."""
     guard_terminal()
     sys.exit(_run(arguments))
 
@@ -118,7 +118,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _discard_output() -> None:
-    """Keep the interpreter from flushing standard output again at exit."""
+    """Keeps the interpreter from flushing standard output again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

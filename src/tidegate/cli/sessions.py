@@ -84,13 +84,13 @@ def show(session: str, home: Path, as_json: bool) -> None:
 
 
 def _override(setting: dict[str, Any]) -> str:
-    """Describe a setting that overrides the configuration: its value, source and expiry."""
+    """Describes a setting that overrides the configuration: its value, source and expiry."""
     ends = f"until {local_time(setting['expires'])}" if setting.get("expires") else "until it ends"
     return f"{setting['value']} ({setting['source']}, {ends})"
 
 
 def _setting(row: dict[str, Any]) -> tuple[Any, str, str]:
-    """Return the value, source and expiry of a setting. A fallback is set automatically, and its value contains the
+    """Returns the value, source and expiry of a setting. A fallback is set automatically, and its value contains the
     expiry."""
     value = row["value"]
     if isinstance(value, dict):
@@ -294,7 +294,7 @@ def _reload(api: Any, session: str) -> bool:
 
 
 def _reload_all(api: Any, as_json: bool) -> None:
-    """Reload conversations one by one. A conversation that is busy or no longer exists does not affect the others."""
+    """Reloads conversations one by one. A conversation that is busy or no longer exists does not affect the others."""
     from tidegate.errors import Conflict, NotFound
 
     changed: list[str] = []
@@ -320,7 +320,7 @@ def _reload_all(api: Any, as_json: bool) -> None:
 
 
 def _live(api: Any) -> list[str]:
-    """Return the ids of all live conversations. They are collected before any conversation is changed."""
+    """Returns the ids of all live conversations. They are collected before any conversation is changed."""
     found: list[str] = []
     before: str | None = None
     while True:

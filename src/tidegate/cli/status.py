@@ -115,7 +115,7 @@ def _health(health: Readiness) -> str:
 
 
 def commands(workspaces: WorkspacesStatus) -> str:
-    """Describe where the agents' commands run and how their limits are enforced."""
+    """Describes where the agents' commands run and how their limits are enforced."""
     if workspaces.problem:
         return workspaces.problem
     text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined with the first command'}"
@@ -123,7 +123,7 @@ def commands(workspaces: WorkspacesStatus) -> str:
 
 
 def _compactions(counts: dict[str, int]) -> str:
-    """Describe how often conversations were reduced to fit the window, by method."""
+    """Describes how often conversations were reduced to fit the window, by method."""
     words = {
         "summary": "reduced by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "by omitting media",
         "useless": "useless summaries",
@@ -132,13 +132,13 @@ def _compactions(counts: dict[str, int]) -> str:
 
 
 def _model_state(state: ModelStatus) -> str:
-    """Describe the state of a model's keys and its failures. Empty if there is nothing to report."""
+    """Describes the state of a model's keys and its failures. Empty if there is nothing to report."""
     parts = []
     if state.keys > 1:
-        parts.append(f"{state.keys} keys, {state.keys_resting} resting")
+        parts.append(f"{state.keys} keys, {state.keys_resting} in cooldown")
     if state.rests_until is not None:
         until = time.strftime("%H:%M:%S", time.localtime(state.rests_until))
-        parts.append(f"resting until {until} ({state.rests_because})")
+        parts.append(f"in cooldown until {until} ({state.rests_because})")
     if state.failures:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(state.failures.items()))
         parts.append(f"failed requests: {kinds}")
@@ -164,7 +164,7 @@ def _print_memory(memory: MemoryBreakdown) -> None:
         *((f"  {kind}", size(holding.bytes)) for kind, holding in kinds if holding.bytes),
         ("  unexplained", size(memory.unexplained)),
         ("explained", f"{memory.explained:.0%}"),
-        ("growth since the start", f"{size(memory.growth)}, {memory.growth_explained:.0%} of it explained"),
+        ("growth since startup", f"{size(memory.growth)}, {memory.growth_explained:.0%} of it explained"),
         ("ceiling (idle conversations unload above it)", size(memory.ceiling)),
         ("resident (VmRSS)", size(memory.rss)),
         ("peak resident (VmHWM)", size(memory.peak)),

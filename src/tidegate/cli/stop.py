@@ -52,7 +52,7 @@ def command(home: Path, as_json: bool) -> None:
 
 
 def _wait(home: Path, holder: Holder, deadline: float) -> None:
-    """Wait until this gateway has released the home folder. Another gateway may hold the folder afterwards."""
+    """Waits until this gateway has released the home folder. Another gateway may hold the folder afterwards."""
     while (found := holder_of(home)) is not None and (not found.pid or found.is_same(holder)):
         if time.monotonic() > deadline:
             raise TidegateError(

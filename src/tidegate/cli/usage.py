@@ -80,7 +80,7 @@ def _amount(row: dict[str, Any], unit: str) -> float:
 
 
 def fill_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Insert an empty row for each hour or day that is missing between the rows, up to the maximum number of rows."""
+    """Inserts an empty row for each hour or day that is missing between the rows, up to the maximum number of rows."""
     pattern, length = _FORMATS[by], timedelta(hours=1) if by == "hour" else timedelta(days=1)
     before: datetime | None = None
     room, last = _MAX_ROWS, ""
@@ -108,7 +108,7 @@ def _print_budgets(found: dict[str, Any]) -> None:
 
 
 def spending(budget: BudgetView) -> str:
-    """Return the amount spent, the limit, and the period."""
+    """Returns the amount spent, the limit, and the period."""
     parts = []
     if budget.tokens_limit is not None:
         parts.append(f"{budget.tokens:,} of {budget.tokens_limit:,} tokens")

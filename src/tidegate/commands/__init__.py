@@ -4,7 +4,7 @@
 """
 
 from tidegate.commands import approvals, context, conversation, memory, settings, skills
-from tidegate.commands.registry import CommandContext, CommandInfo, CommandReply, Commands, SlashCommand
+from tidegate.commands.dispatch import CommandContext, CommandInfo, CommandReply, Commands, SlashCommand
 from tidegate.sessions import Sessions
 
 __all__ = ["COMMANDS", "CommandContext", "CommandInfo", "CommandReply", "Commands", "SlashCommand", "build"]

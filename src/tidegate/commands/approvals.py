@@ -7,7 +7,7 @@ user's conversations.
 import re
 from typing import Literal
 
-from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
+from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.turns import QuestionView
 

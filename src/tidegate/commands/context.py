@@ -2,7 +2,7 @@
 
 import time
 
-from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
+from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
 from tidegate.turns import WindowUsage
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
+from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import NotFound, Refused
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import time
 from typing import get_args
 
 from tidegate.commands import approvals
+from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.commands.durations import span, split, until
-from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
 from tidegate.config import nearest
 from tidegate.errors import Refused
 from tidegate.sessions import SessionView
@@ -31,12 +31,12 @@ async def model(context: CommandContext, words: str) -> CommandReply:
         for key in ("model", FALLBACK):
             await context.service.operations.clear_setting(session, context.principal, key)
         instead = (await context.service.session(session, context.principal)).fallback
-        when = _start(context) if instead is None else f"once it is back; until then {instead.model} answers"
+        when = await _start(context) if instead is None else f"once it is back; until then {instead.model} answers"
         return CommandReply(text=f"The agent's own model again, {when}.", session=session)
     if name not in names:
         raise Refused(f"There is no model {name[:100]!r}{nearest(name, names)}", code="model_not_found")
     ends = await context.service.operations.choose_model(session, context.principal, name, lasts=lasts)
-    when = _period(context, ends)
+    when = await _period(context, ends)
     again = "" if lasts is None else ", and again when it ends"
     return CommandReply(text=f"{name}, {when}. The cached prefix is rebuilt once{again}.", session=session)
 
@@ -52,24 +52,26 @@ async def reasoning(context: CommandContext, words: str) -> CommandReply:
         await context.service.operations.clear_setting(session, context.principal, "reasoning")
         view = await context.service.session(session, context.principal)
         return CommandReply(
-            text=f"{_reasoning_source(context, view).capitalize()} default again, {_start(context)}.", session=session
+            text=f"{_reasoning_source(context, view).capitalize()} default again, {await _start(context)}.",
+            session=session,
         )
     if effort not in EFFORTS:
         raise Refused(f"The reasoning effort must be one of {', '.join(EFFORTS)} or default.", code="bad_argument")
     ends = await context.service.operations.set_setting(
         session, context.principal, "reasoning", effort, source=SOURCE, lasts=lasts
     )
-    when = _period(context, ends)
+    when = await _period(context, ends)
     return CommandReply(text=f"Reasoning {effort}, {when}. Nothing is rebuilt.", session=session)
 
 
-def _period(context: CommandContext, ends: float | None) -> str:
+async def _period(context: CommandContext, ends: float | None) -> str:
     """Describes the period in which a setting applies."""
-    return _start(context) if ends is None else f"{_start(context)} {until(ends, context.service.now())}"
+    begins = await _start(context)
+    return begins if ends is None else f"{begins} {until(ends, context.service.now())}"
 
 
-def _start(context: CommandContext) -> str:
-    running = context.session is not None and context.service.is_running(context.session)
+async def _start(context: CommandContext) -> str:
+    running = context.session is not None and await context.service.is_running(context.session)
     return "from the next turn on" if running else "from now on"
 
 

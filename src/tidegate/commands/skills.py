@@ -1,6 +1,6 @@
 """The command `/skills`: lists the skills of the conversation's agent."""
 
-from tidegate.commands.registry import CommandContext, CommandReply, SlashCommand
+from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
 
 

@@ -1,6 +1,6 @@
 """Loads `tidegate.toml` into a validated `Config`.
 
-Whatever the file contains, `load` and `read` return a valid configuration or raise `Misconfigured`. Each error is a
+For any content of the file, `load` and `read` return a valid configuration or raise `Misconfigured`. Each error is a
 sentence with the file and the key. The first ten errors are reported together. Values that may be secrets are never
 quoted.
 """

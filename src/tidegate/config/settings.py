@@ -26,6 +26,7 @@ from tidegate.config.value_types import (
     OneOf,
     Origins,
     Price,
+    Proxy,
     Reference,
     References,
     Size,
@@ -140,6 +141,17 @@ class ModelSettings(Frozen, frozen=True):
     connect_timeout: Annotated[float, Duration(0.1), "Time limit for making a connection."] = 10.0
     first_byte_timeout: Annotated[float, Duration(0.1), "Time limit for the first byte of an answer."] = 120.0
     idle_timeout: Annotated[float, Duration(0.1), "Time limit for a pause within an answer."] = 60.0
+    proxy: Annotated[
+        str,
+        Proxy(),
+        'Proxy for this model: "environment", "none", its address, or a reference to an address with a password; '
+        "default: as in [network].",
+    ] = ""
+    ca_file: Annotated[
+        str | None,
+        FilePath(),
+        "Further certificate authorities (PEM) to trust for this model, relative to the home folder.",
+    ] = None
     retries: Annotated[int, Integer(0, 20), "How often a failed call is retried, unless text was already shown."] = 3
     context_window: Annotated[
         int | None,
@@ -186,6 +198,22 @@ class ModelSettings(Frozen, frozen=True):
     def references(self) -> tuple[str, ...]:
         """The references to the API keys in the order of their use. Empty if the endpoint needs no key."""
         return self.keys if self.key is None else (self.key,)
+
+
+class NetworkSettings(Frozen, frozen=True):
+    """How the gateway reaches models and other services; see docs/network.md."""
+
+    proxy: Annotated[
+        str,
+        Proxy(),
+        'Proxy for requests to other machines: "environment" (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), "none", its '
+        "address, or a reference to an address with a password. NO_PROXY names exceptions.",
+    ] = "environment"
+    ca_file: Annotated[
+        str | None,
+        FilePath(),
+        "Certificate authorities (PEM) to trust in addition to the system's, relative to the home folder.",
+    ] = None
 
 
 class AgentSettings(Frozen, frozen=True):
@@ -472,6 +500,12 @@ class WebSettings(Frozen, frozen=True):
         Networks(),
         "Private addresses and networks that agents may access, such as those of your own servers.",
     ] = ()
+    proxy: Annotated[
+        str,
+        Proxy(),
+        'Proxy for fetches and searches: "none", "environment", its address, or a reference to an address with a '
+        "password. The proxy then resolves names, so it must itself refuse private addresses.",
+    ] = "none"
     fetch_bytes: Annotated[
         int, Size(1 * KiB, 64 * MiB), "Largest page or file that is fetched, after decompression."
     ] = 8 * MiB
@@ -524,6 +558,7 @@ class Config(Frozen, frozen=True):
     limits: LimitSettings = LimitSettings()
     budgets: Mapping[str, BudgetSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     workspaces: WorkspaceSettings = WorkspaceSettings()
+    network: NetworkSettings = NetworkSettings()
     web: WebSettings = WebSettings()
     context: ContextSettings = ContextSettings()
     memory: MemorySettings = MemorySettings()
@@ -554,6 +589,7 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
         "store": StoreSettings,
         "limits": LimitSettings,
         "workspaces": WorkspaceSettings,
+        "network": NetworkSettings,
         "web": WebSettings,
         "context": ContextSettings,
         "memory": MemorySettings,

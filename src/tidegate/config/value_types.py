@@ -454,6 +454,23 @@ class BaseUrl(Plain):
         return value.rstrip("/")
 
 
+class Proxy(Plain):
+    """The proxy of requests: the one of the environment, none, its address, or a reference to its address with a
+    password. Invalid values are never quoted."""
+
+    shape = '"environment", "none", an address like "http://proxy.example.org:3128", or a reference to one'
+
+    def read(self, value: Any) -> str:
+        if isinstance(value, str) and (value in ("environment", "none") or is_reference(value)):
+            return value
+        if isinstance(value, str) and "@" in value:
+            raise InvalidValue('must not contain a password; use a reference to the address, such as "env:PROXY"')
+        parts = _split_url(value) if isinstance(value, str) else None
+        if parts is None or parts[2] or len(value) > 300 or value.rstrip("/").count("/") > 2:
+            raise InvalidValue(f"must be {self.shape}")
+        return str(value).rstrip("/")
+
+
 class Reference(Plain):
     """A reference to a secret, never the secret itself. Invalid values are never quoted."""
 

@@ -1,51 +1,115 @@
-"""The interface of an engine, as the sessions package uses it.
+"""The interface of an engine, for the packages above it.
 
-Guarantee: an engine runs each accepted turn of a session once, in the order of acceptance and one at a time. Submitting
-a turn twice changes nothing. The rows of a turn are in the store before the turn is submitted, so an engine needs only
-the turn's id. `EmbeddedEngine` implements this interface within one process; a distributed engine could implement it
-differently.
+Guarantee: an engine runs each accepted turn once. The turns of a session run one at a time, in the order of acceptance.
+The store knows which turns are queued, running or to be stopped; the rows of a turn are committed before the engine
+hears of it. So `submit` and `wake` are hints, which may be repeated or lost, and `can_start` may always be false.
+`EmbeddedEngine` implements this interface within one process; another engine could run turns in several
+(docs/decisions/0041-an-engine-gets-hints.md).
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from tidegate.engine.live_turn import StartedTurn
+import msgspec
+
+from tidegate.agent import Turn
 from tidegate.engine.turn_log import TurnLog
-from tidegate.values import Event, Outcome
+from tidegate.lifetimes import Present
+from tidegate.status_report import EngineStats
+from tidegate.store import Db, IntentRow, MessageRow, ParentTurn, SessionRow, SettingRow, TurnRow
+from tidegate.values import Call, Event, Frozen, Message, OnDisconnect, Outcome
+
+PARENT_ENDED = "because the turn that delegated this task has ended"
+
+
+class NewTurn(Frozen, frozen=True):
+    """A turn to be accepted, with its messages. `within` is the turn that delegates it, if it is a task."""
+
+    id: str
+    channel: str
+    call: Call
+    on_disconnect: OnDisconnect
+    messages: Sequence[Message]
+    job: str = ""
+    within: ParentTurn | None = None
+
+
+class TakenTurn(Frozen, frozen=True):
+    """A turn as its handler receives it, with its rows as they were when the turn was taken."""
+
+    turn: TurnRow
+    session: SessionRow
+    settings: tuple[SettingRow, ...]
+    tools_changed: bool = False
+    """True if the frozen prefix was replaced because the caller tools have changed."""
+    interruptions: int = 0
+    """The number of earlier attempts that were interrupted, other than by an orderly stop."""
+
+
+class StartedTurn(Frozen, frozen=True):
+    """A turn that is ready to run: its incoming messages with their sequence numbers, and the rows of an earlier
+    attempt."""
+
+    taken: TakenTurn
+    incoming: tuple[tuple[int, Message], ...]
+    recorded: tuple[MessageRow, ...] = ()
+    intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
+    """The intents of steps that began in an earlier attempt and left no row."""
+
+
+class Handler(Protocol):
+    """What a turn does. An engine calls this for each attempt to run a turn."""
+
+    async def __call__(self, turn: Turn, taken: TakenTurn, /) -> None: ...
+
+    def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
+        """Called when the turn has ended, before its record is released. `version` is the session's current version in
+        the store."""
+        ...
 
 
 class Engine(Protocol):
-    def submit(
-        self,
-        session: str,
-        turn: str,
-        principal: str,
-        *,
-        started: StartedTurn | None = None,
-        resumed: bool = False,
-        within: str | None = None,
-    ) -> int:
-        """Queue an accepted turn. `started` is set if the turn was started in the transaction that accepted it.
-        `within` is the parent turn that delegated the task; the new turn ends no later than its parent. Returns the
-        number of turns of the session that precede the new turn."""
+    def accept(self, db: Db, session: SessionRow, turn: NewTurn, now: float, *, start: bool) -> StartedTurn | None:
+        """Writes an accepted turn, in the caller's transaction. With `start`, the session has no open turn and
+        `can_start` was true, so the engine may start the turn in the same transaction. It then returns the started
+        turn, which the caller passes to `submit`."""
         ...
 
-    def log(self, turn: str) -> TurnLog | None:
-        """The event log of a turn that waits or runs; None if the turn is not live here."""
+    def submit(self, session: str, turn: str, *, within: str | None = None, started: StartedTurn | None = None) -> None:
+        """Called when an accepted turn has been committed, and again for a turn that nobody seems to run. Idempotent:
+        nothing happens if the engine has the turn already or if it has ended. `within` is the turn that delegated it;
+        a task ends no later than that turn."""
+        ...
+
+    def wake(self, turn: str) -> None:
+        """Called when news for this turn has been committed: a steering message, an answer to a question, or a request
+        to stop. If this call is lost, the turn finds the news with its next commit."""
+        ...
+
+    async def stop(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
+        """Stop a turn, wherever it runs. A queued turn has ended when this returns; a running one keeps the text that
+        it has shown and ends soon. The request is stored, so it survives a crash. `by` is the reason, as the end of a
+        sentence. Returns False if the turn is not open."""
+        ...
+
+    async def stop_session(self, session: str, by: str, within: float) -> bool:
+        """Stop all turns of a session, and wait up to `within` seconds until they have ended. Returns True if they
+        have."""
+        ...
+
+    def follow(self, turn: str) -> TurnLog | None:
+        """The event log of a turn that waits or runs; None if there is nothing to follow. If the log is closed and its
+        last event is not an outcome, another attempt runs the turn: follow it again, or ask for its result."""
+        ...
+
+    def follow_session(self, session: str) -> TurnLog | None:
+        """The log of the turn that runs in this session now, as far as this process knows."""
         ...
 
     async def result(self, turn: str) -> Outcome:
-        """Waits until the turn has ended and returns its outcome. If the turn is not live here, returns the outcome
-        that is in the store now. Raises NotFound if there is no such turn."""
-        ...
-
-    def steer(self, turn: str) -> None:
-        """Called when a steering message for this turn has been committed."""
-        ...
-
-    def signal(self, turn: str) -> None:
-        """Called when an event has been committed that this turn may be waiting for, such as the answer to one of its
-        questions."""
+        """Waits until the turn has ended, wherever it runs, and returns its outcome. Raises NotFound if there is no
+        such turn, and Stopping if this process stops first."""
         ...
 
     def tell(self, turn: str, event: Event) -> None:
@@ -57,6 +121,16 @@ class Engine(Protocol):
         need not reserve a slot for the turn during that time."""
         ...
 
-    def interrupt(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
-        """Stop a turn that runs or waits. Returns True if there was such a turn."""
+    def can_start(self, within: str = "") -> bool:
+        """True if a turn that is accepted now could start immediately, as a task of the turn `within` if one is given.
+        False is always a correct answer."""
+        ...
+
+    async def drain(self, within: float) -> None:
+        """Stop starting turns. Running turns have this many seconds to finish; those that do not are left for another
+        attempt, after their current step."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Figures about the turns of this process."""
         ...

@@ -4,23 +4,45 @@ Guarantee: a step that has a row is never run again, and its row is committed be
 a step with an effect is committed before the step runs; an intent without a row is never run again unless the step is
 repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
 effect is recorded in the audit log, in the transactions of its intent and of its result. Each transaction first checks
-the fence of the turn, so an attempt writes nothing once another attempt has taken the turn.
+the fence of the turn, so an attempt writes nothing once another attempt has taken the turn. The same statement reads
+the news for the turn: a request to stop it, or steered messages. They are acted on after the commit, so they are
+noticed even if nobody wakes the turn.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Concatenate, ParamSpec, TypeVar
 
+import anyio
 import msgspec
 
-from tidegate.agent import EXCERPT_CHARACTERS, Effect, Parked
+from tidegate.agent import Effect, Parked
 from tidegate.engine.live_turn import LiveTurn
+from tidegate.engine.turn_log import TurnLog
 from tidegate.errors import StoreFailed
-from tidegate.store import AuditKind, Db, IntentRow, MessageRow, Store, audit, intents, messages, turns, usage
-from tidegate.values import Event, Frozen, Message, MessageAdded, ToolCall, Usage
+from tidegate.store import (
+    AuditKind,
+    Db,
+    IntentRow,
+    MessageRow,
+    Store,
+    TurnNews,
+    audit,
+    intents,
+    messages,
+    turns,
+    usage,
+)
+from tidegate.values import Event, Frozen, Message, ToolCall, Usage
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+REREAD_SECONDS = 30.0
+"""Seconds after which a turn that waits for a person reads the store again without being woken."""
 
 
 class Billing(Frozen, frozen=True):
@@ -32,22 +54,6 @@ class Billing(Frozen, frozen=True):
     agent: str
     channel: str
     job: str = ""
-
-
-def slim(message: Message) -> Message:
-    """Returns the message as user interfaces receive it: without the payload of a tool result and without the bytes of
-    media. Idempotent."""
-    if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
-        message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
-    return without_bytes(message) if message.media else message
-
-
-def without_bytes(message: Message) -> Message:
-    """Returns the message without the bytes of its media, which can be fetched separately."""
-    if not any(media.data for media in message.media):
-        return message
-    emptied = tuple(msgspec.structs.replace(media, data=b"") for media in message.media)
-    return msgspec.structs.replace(message, media=emptied)
 
 
 def commit_row(
@@ -127,6 +133,7 @@ class Journal:
         parking: Callable[[], bool],
         waiting_for_person: Callable[[], AbstractContextManager[None]],
         clock: Callable[[], float],
+        reread_seconds: float = REREAD_SECONDS,
     ) -> None:
         self.id = live.turn
         self.session = live.session
@@ -147,10 +154,12 @@ class Journal:
         self._recorded = {row.step: row.message for row in recorded if row.step}
         self.is_resumed = any(not step.startswith(turns.INCOMING) for step in self._recorded)
         """True if an earlier attempt has recorded steps of this turn."""
+        self._unreached = {row.step: row.message for row in recorded if row.step and row.message.role == "assistant"}
         self._open_intents = open_intents
         self._parking = parking
         self._waiting_for_person = waiting_for_person
         self._clock = clock
+        self._reread_seconds = reread_seconds
         self._drains = 0
 
     @property
@@ -181,10 +190,13 @@ class Journal:
     ) -> Message:
         recorded = self._recorded.get(name)
         if recorded is not None:
+            self._unreached.pop(name, None)
             self._count(recorded)
             return recorded
         if self._parking():
             raise Parked
+        if self._live.stopped_by is not None or self._live.expired:
+            await asyncio.sleep(0)  # the cancellation of the stop is raised here, before anything is begun
         message = await (make() if effect is None else self._make(name, make, effect))
         self._count(message)
         if ends is not None and ends(message):
@@ -239,9 +251,10 @@ class Journal:
         if not self._live.steered or self._has_recorded_after():
             return ()
         self._live.steered = False
-        rows = await self.write(messages.place_steered, self.id, prefix, self._clock())
+        rows, news = await self._write(messages.place_steered, self.id, prefix, self._clock())
+        self._live.learn(news._replace(is_steered=False))  # these are the messages that were just read
         for row in rows:
-            self.emit(MessageAdded(seq=row.seq or 0, message=slim(row.message)))
+            self.emit(TurnLog.row_event(row.seq or 0, row.message))
         return tuple(row.message for row in rows)
 
     async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:
@@ -251,10 +264,18 @@ class Journal:
             return found
         with self._waiting_for_person():
             while found is None:
-                await self._live.wait_for_signal(seen)
+                with anyio.move_on_after(self._reread_seconds) as lost:
+                    await self._live.wait_for_signal(seen)
                 seen = self._live.signals
-                found = await ready()
+                found = await (self._reread(ready) if lost.cancelled_caught else ready())
         return found
+
+    async def _reread(self, ready: Callable[[], Awaitable[T | None]]) -> T | None:
+        """Looks for news without having been woken. Nobody said that there are any, so the store may fail."""
+        with contextlib.suppress(StoreFailed):
+            self._live.learn(await self._store.read(turns.news, self.id, self._fence))
+            return await ready()
+        return None
 
     def cut(self, model: str, usage: Usage) -> None:
         self._live.add_usage(usage)
@@ -266,14 +287,26 @@ class Journal:
             bill(db, self.id, model, tokens, self._billing, self._clock())
 
     async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        def write(db: Db) -> T:
-            turns.check_fence(db, self.id, self._fence)
-            return fn(db, *args, **kwargs)
+        result, news = await self._write(fn, *args, **kwargs)
+        self._live.learn(news)
+        return result
+
+    async def _write(
+        self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[T, TurnNews]:
+        def write(db: Db) -> tuple[T, TurnNews]:
+            news = turns.check_fence(db, self.id, self._fence)
+            return fn(db, *args, **kwargs), news
 
         return await self._store.write(write)
 
     def emit(self, event: Event) -> None:
         self._live.emit(event)
+
+    def count_unreached(self) -> None:
+        """Counts the answers of an earlier attempt that this attempt has not reached, because it ended first."""
+        while self._unreached:
+            self._count(self._unreached.popitem()[1])
 
     def _count(self, message: Message) -> None:
         if message.role == "assistant":
@@ -302,7 +335,7 @@ class Journal:
             self.cut_calls = cut
             raise
         self.hosts.pop(name, None)
-        self.emit(MessageAdded(seq=row.seq or 0, message=slim(message)))
+        self.emit(TurnLog.row_event(row.seq or 0, message))
 
     def _record_result(self, db: Db, name: str, message: Message, effect: Effect, has_begun: bool, now: float) -> None:
         if message.interrupted:

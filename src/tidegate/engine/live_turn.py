@@ -1,15 +1,8 @@
-"""A turn that waits or runs in this process, with its record and its slot.
+"""A turn that waits or runs in this process, with its record.
 
 Guarantee: everything that exists for a turn while it runs (its log, start time, stop reason, steering, usage and child
 turns) is a field of `LiveTurn`, so dropping the record drops all of it, however the turn ends. A record holds ids,
 values and other records, never the live objects of a session.
-
-A slot is the permission to run (`Slots`). At most `cap` turns start in a new slot. A turn that waits for a person has
-no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the
-first of these tasks and gets it back from the last. A task tree therefore always makes progress, even with a single
-slot. At most `cap` trees run concurrently, and the height of each is limited by the delegation depth. Further turns of
-the same task tree wait for a slot like any other turn. The time limit of a turn is suspended while the turn, or one of
-its tasks, waits for a person. This module starts no turns: the caller that frees a slot also fills it.
 
 `turn_holdings` and `log_holdings` report the memory of turns by session, measured on request. They cover every turn
 that waits or runs, and every log, including the log of an ended turn that a slow reader still follows. The text of a
@@ -18,14 +11,12 @@ turn is counted with its log; the constants here cover what a turn costs regardl
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
-import msgspec
-
+from tidegate.engine.interface import StartedTurn
 from tidegate.engine.turn_log import TurnLog
 from tidegate.lifetimes import Holding
-from tidegate.store import IntentRow, MessageRow, SessionRow, SettingRow, TurnRow
-from tidegate.values import Event, Frozen, Message, Notice, Usage
+from tidegate.store import TurnNews
+from tidegate.values import Event, Notice, Usage
 
 NOTICES_KEPT = 16
 """The most notices kept for one turn. Further notices are dropped."""
@@ -38,27 +29,6 @@ journal."""
 
 WAITING_BYTES = 2 * 1024
 """Bytes of a waiting turn: its record and its empty log."""
-
-
-class TakenTurn(Frozen, frozen=True):
-    """A turn as its handler receives it, with its rows as they were when the turn was taken."""
-
-    turn: TurnRow
-    session: SessionRow
-    settings: tuple[SettingRow, ...]
-    tools_changed: bool = False
-    """True if the frozen prefix was replaced because the caller tools have changed."""
-
-
-class StartedTurn(Frozen, frozen=True):
-    """A turn that is ready to run: its incoming messages with their sequence numbers, and the rows of an earlier
-    attempt."""
-
-    taken: TakenTurn
-    incoming: tuple[tuple[int, Message], ...]
-    recorded: tuple[MessageRow, ...] = ()
-    intents: dict[str, IntentRow] = msgspec.field(default_factory=dict)
-    """The intents of steps that began in an earlier attempt and left no row."""
 
 
 class LiveTurn:
@@ -79,10 +49,8 @@ class LiveTurn:
         "log",
         "notices",
         "parent",
-        "principal",
         "questions",
         "released",
-        "resumed",
         "session",
         "start",
         "started_at",
@@ -97,23 +65,19 @@ class LiveTurn:
         self,
         turn: str,
         session: str,
-        principal: str = "",
         *,
         start: StartedTurn | None = None,
-        resumed: bool = False,
         parent: "LiveTurn | None" = None,
     ) -> None:
         self.turn = turn
         self.session = session
-        self.principal = principal
         self.start = start
         """The rows that the turn was started with, if it was started in the transaction that accepted it."""
-        self.resumed = resumed
         self.parent = parent
         """The turn that delegated this turn, if this turn runs a task."""
         self.children: dict[str, LiveTurn] = {}
         """The turns that run tasks delegated by this turn, by id."""
-        self.delegated = resumed
+        self.delegated = False
         """True if the turn may have delegated tasks."""
         self.log = TurnLog(turn, session)
         self.notices: list[str] = []  # lint: allow NOTICES_KEPT
@@ -125,7 +89,7 @@ class LiveTurn:
         """The reason why the turn was stopped, in words; None if it was not stopped."""
         self.abandoned = False
         """True if the turn was stopped only because its caller had disconnected."""
-        self.steered = resumed
+        self.steered = False
         """True if there may be steering messages to drain."""
         self.expired = False
         """True if the turn exceeded its time limit."""
@@ -180,9 +144,9 @@ class LiveTurn:
             task.uncancel()
         return ours
 
-    def stop(self, by: str) -> None:
+    def stop(self, by: str, *, abandoned: bool = False) -> None:
         if self.stopped_by is None:
-            self.stopped_by = by
+            self.stopped_by, self.abandoned = by, abandoned
         if self._task is not None:
             self._task.cancel()
 
@@ -234,10 +198,17 @@ class LiveTurn:
             self.notices.append(event.text)
         self.log.append(event)
 
-    def steer(self) -> None:
-        """Called when a steering message for this turn has been committed."""
+    def wake(self) -> None:
+        """Called when there may be news for this turn in the store."""
         self.steered = True
         self.signal()
+
+    def learn(self, news: TurnNews) -> None:
+        """Act on the news that were found in the store."""
+        if news.is_steered:
+            self.steered = True
+        if news.stopping is not None and self.stopped_by is None:
+            self.stop(news.stopping.by, abandoned=news.stopping.abandoned)
 
     def signal(self) -> None:
         """Called when an event may have happened that one of the turn's steps waits for."""
@@ -266,123 +237,3 @@ def turn_holdings(turns: Iterable[LiveTurn]) -> Iterator[tuple[str, Holding]]:
 def log_holdings(logs: Iterable[TurnLog]) -> Iterator[tuple[str, Holding]]:
     for log in logs:
         yield f"session {log.session}", Holding(1, log.weight)
-
-
-class Slots:
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
-        self.taken = 0
-        self.started = 0
-        """The number of turns that have started and not ended."""
-        self.asking = 0
-        """The number of turns that wait for a person."""
-        self.delegating = 0
-        """The number of turns that wait only for their delegated tasks."""
-
-    @property
-    def running(self) -> int:
-        """The number of turns that have started and are not waiting."""
-        return self.started - self.asking - self.delegating
-
-    @property
-    def free(self) -> bool:
-        return self.taken < self._cap
-
-    def is_free_for(self, parent: LiveTurn | None) -> bool:
-        """True if a turn could start now, as a task of `parent` if one is given."""
-        return self.free or (parent is not None and _has_spare_slot(parent))
-
-    def occupy(self, live: LiveTurn) -> None:
-        """Give the turn a slot. If its parent has reserved one, the turn gets that slot."""
-        self.started += 1
-        self._count(live, 1)
-        live.has_slot = True
-        self.taken += 1
-        self._balance(live.parent)
-
-    def release(self, live: LiveTurn) -> None:
-        """Free the slot of a turn that has ended or never started. If the parent needs a slot and has none, it gets
-        this one back."""
-        if live.started_at is not None:
-            self._count(live, -1)
-            self.started -= 1
-        self._free(live)
-        if live.parent is not None:
-            live.parent.children.pop(live.turn, None)
-            self._balance(live.parent)
-
-    @contextmanager
-    def waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
-        """Within the block, one of the turn's tool calls counts as waiting for a person."""
-        held = [*_with_parents(live)]
-        for each in held:
-            each.hold_timer()
-        self._change(live, questions=1)
-        try:
-            yield
-        finally:
-            self._change(live, questions=-1)
-            for each in held:
-                each.resume_timer()
-
-    @contextmanager
-    def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
-        """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated."""
-        live.delegated = True
-        self._change(live, tasks=1)
-        try:
-            yield
-        finally:
-            self._change(live, tasks=-1)
-
-    def _change(self, live: LiveTurn, *, questions: int = 0, tasks: int = 0) -> None:
-        self._count(live, -1)
-        live.questions += questions
-        live.tasks += tasks
-        self._count(live, 1)
-        self._balance(live)
-
-    def _count(self, live: LiveTurn, by: int) -> None:
-        if live.questions:
-            self.asking += by
-        elif live.tasks:
-            self.delegating += by
-
-    def _balance(self, live: LiveTurn | None) -> None:
-        """Update the slots of the turn and all of its parents. A turn has a slot if it is running or has reserved a
-        slot for its tasks."""
-        while live is not None:
-            if live.started_at is None or live.released or not _needs_slot(live):
-                self._free(live)
-            elif not live.has_slot:
-                live.has_slot = True
-                self.taken += 1
-            live = live.parent
-
-    def _free(self, live: LiveTurn) -> None:
-        if live.has_slot:
-            live.has_slot = False
-            self.taken -= 1
-
-
-def _with_parents(live: LiveTurn | None) -> Iterator[LiveTurn]:
-    while live is not None:
-        yield live
-        live = live.parent
-
-
-def _has_spare_slot(live: LiveTurn) -> bool:
-    """True if the turn has a slot that it is not using itself."""
-    return live.has_slot and live.is_waiting
-
-
-def _needs_slot(live: LiveTurn) -> bool:
-    if not live.is_waiting:
-        return True
-    # A slot is needed for a call whose task has not started, or has ended and not been reported yet.
-    started = sum(child.started_at is not None for child in live.children.values())
-    return live.tasks > started and not any(map(_tree_has_slot, live.children.values()))
-
-
-def _tree_has_slot(live: LiveTurn) -> bool:
-    return live.has_slot or any(map(_tree_has_slot, live.children.values()))

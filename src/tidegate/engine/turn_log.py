@@ -8,10 +8,15 @@ of pieces. The log belongs to the turn and is freed with the turn and its last r
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from sys import getsizeof
 
+import msgspec
+
+from tidegate.agent import EXCERPT_CHARACTERS
 from tidegate.values import (
     Event,
+    Message,
     MessageAdded,
     Notice,
     QuestionAsked,
@@ -20,6 +25,7 @@ from tidegate.values import (
     ToolProgress,
     ToolStarted,
     TurnEnded,
+    TurnStarted,
 )
 
 FOLD_FROM = 512
@@ -69,6 +75,26 @@ class TurnLog:
             if not end.done():
                 end.set_result(None)
         self._wake()
+
+    @staticmethod
+    def row_event(seq: int, message: Message) -> MessageAdded:
+        """Returns the event for a committed row, as user interfaces receive it: without the payload of a tool result
+        and without the bytes of media."""
+        if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
+            message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
+        return MessageAdded(seq=seq, message=message.without_bytes() if message.media else message)
+
+    @property
+    def resumed(self) -> bool:
+        """True if the log begins after rows of an earlier attempt."""
+        first = self.events[0] if self.events else None
+        return isinstance(first, TurnStarted) and first.resumed
+
+    async def begun(self) -> None:
+        """Wait until the log has its first event or is closed."""
+        if not self.events and not self.closed:
+            async with aclosing(self.read()) as batches:
+                await anext(batches, None)
 
     async def read(self, start: int = 0) -> AsyncGenerator[list[Event], None]:
         """Yields batches of the events since `start` or since the last batch. Ends when the log is closed and fully

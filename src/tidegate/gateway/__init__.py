@@ -1,4 +1,4 @@
-"""The gateway process: builds every service in order, runs them, closes them in reverse order.
+"""The gateway process: builds every service in order, runs them, and closes them in reverse order.
 
 The tools with which the command line talks to a running gateway are light and imported here. The gateway itself is
 imported only when it is run.
@@ -42,8 +42,9 @@ def run(
     replay: Path | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Run a gateway with this home folder until it receives a request to stop. `say` is called with each line meant for
-    the user. Model traffic is recorded in the file `record`, or replayed from the file `replay`, if one is given."""
+    """Runs a gateway with this home folder until it receives a request to stop. `say` is called with each line meant
+    for the user. Model traffic is recorded in the file `record`, or replayed from the file `replay`, if one is
+    given."""
     from tidegate.gateway.process_memory.allocator import tune
 
     tune()
@@ -53,21 +54,21 @@ def run(
 
 
 def lost_database(home: Path) -> str | None:
-    """Return instructions for the user if the database of a used home folder is missing or empty, else None."""
+    """Returns instructions for the user if the database of a used home folder is missing or empty, else None."""
     from tidegate.gateway import home as home_folder
 
     return home_folder.lost_database(home)
 
 
 def settings(home: Path) -> "Config":
-    """Read the configuration of this home folder. Errors name the file's full path."""
+    """Reads the configuration of this home folder. Errors name the file's full path."""
     from tidegate.gateway.preflight import preflight
 
     return preflight.settings(home)
 
 
 def examine(home: Path) -> "Ready":
-    """Run the checks that precede a start. Returns what a gateway is built from, or raises `PreflightFailed`."""
+    """Runs the checks that precede a start. Returns what a gateway is built from, or raises `PreflightFailed`."""
     from tidegate.gateway.preflight import preflight
 
     return preflight.examine(home, os.environ)

@@ -53,8 +53,8 @@ class Control:
         self._log = Log("tidegate.control")
 
     async def open(self, scope: Scope) -> None:
-        """Listen until `scope` closes. The caller must hold the lock of the home folder, so an existing socket can only
-        be left over from a dead gateway."""
+        """Listens until `scope` closes. The caller must hold the lock of the home folder, so an existing socket can
+        only be left over from a dead gateway."""
         path = self._home / SOCKET_NAME
         path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

@@ -39,7 +39,7 @@ class ControlUnanswered(TidegateError):
 
 
 def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[str, Any]:
-    """Send a request to the gateway of this home folder. Blocks. Raises `ControlUnanswered`, or `TidegateError` with
+    """Sends a request to the gateway of this home folder. Blocks. Raises `ControlUnanswered`, or `TidegateError` with
     the message from the gateway."""
     replace = command_hint(home, "up --replace")
     silent = f"The gateway of {home} does not answer: look at its log, or replace it with {replace}."

@@ -1,7 +1,7 @@
 """CPU affinity: the gateway's threads run on one core at a time.
 
-If this core is crowded and another one is free, another core is chosen. `unpin` allows all cores again and is also
-called at exit.
+If this core is busy and another one is free, another core is chosen. `unpin` allows all cores again and is also called
+at exit.
 
 Python threads run one at a time anyway, and a turn passes from the event loop to the store's writer thread and back
 twice. Waking a thread on another core takes longer than the work that it does there: on one core a turn takes about a
@@ -44,8 +44,8 @@ class CpuAffinity:
         self._pinned = False
 
     def check(self) -> None:
-        """Pin the threads to the core that the scheduler chose, or unpin them if that core is crowded and another one
-        is free. Nothing changes if the system does not provide the figures or does not allow pinning."""
+        """Pins the threads to the core that the scheduler chose, or unpins them if that core is busy and another one is
+        free. Nothing changes if the system does not provide the figures or does not allow pinning."""
         try:
             self._check()
         except OSError as error:
@@ -89,18 +89,18 @@ class CpuAffinity:
 
 
 def _processor() -> int:
-    """Return the core on which the loop's thread (the first of the process) last ran."""
+    """Returns the core on which the loop's thread (the first of the process) last ran."""
     return int(_STAT.read_text().rpartition(") ")[2].split()[_PROCESSOR_FIELD])
 
 
 def _times() -> tuple[int, int]:
-    """Return for how many nanoseconds the loop's thread has run, and for how many it has waited to run."""
+    """Returns for how many nanoseconds the loop's thread has run, and for how many it has waited to run."""
     ran, waited, _ = _SCHEDULE.read_text().split()
     return int(ran), int(waited)
 
 
 def _idle_times() -> dict[int, tuple[int, int]]:
-    """Return the idle ticks and the total ticks of each core."""
+    """Returns the idle ticks and the total ticks of each core."""
     found: dict[int, tuple[int, int]] = {}
     for line in _CORES.read_text().splitlines():
         name, *ticks = line.split()

@@ -35,9 +35,10 @@ from tidegate.gateway.process_memory.pressure import CHECK_SECONDS as PRESSURE_S
 from tidegate.gateway.process_memory.pressure import MemoryPressure
 from tidegate.gateway.recording import Recording
 from tidegate.gateway.status import StatusService
+from tidegate.http_client import HttpClient, Network
 from tidegate.lifetimes import Descriptors, Ledger, Scope
 from tidegate.log import Log
-from tidegate.models import Clients, Models
+from tidegate.models import Models
 from tidegate.security import Redactor, configure_logging
 from tidegate.sessions import MaintenanceTask, Sessions, build_components
 from tidegate.store import Store, audit, maintenance
@@ -45,7 +46,7 @@ from tidegate.web import Health, Server, create_app
 
 _HANDOVER_SECONDS = 5.0  # on top of the old gateway's own budget, for it to close everything but turns
 _CLOSE_SHARE = 0.25  # of the budget, reserved for closing services when turns have used the rest
-_TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes some milliseconds
+_TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes a few milliseconds
 _PARKING_SECONDS = 1.0  # for turns to reach their next step when their time is over
 _THREADS = 16  # worker threads for files and folders: more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing the services that were opened before a start failed
@@ -75,8 +76,10 @@ class Gateway:
         say: Callable[[str], None],
         fault: Callable[[str], None] | None = None,
         descriptors: Descriptors | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.home = home
+        self._clock = clock
         self._descriptors = descriptors or Descriptors()
         self.address = ""
         self._port = port
@@ -121,8 +124,8 @@ class Gateway:
         return self._config.limits.shutdown_seconds
 
     async def build(self) -> bool:
-        """Open every service. If one fails, close those that are open and raise. Returns False if a stop is requested
-        meanwhile."""
+        """Opens every service. If one fails, closes those that are open and raises. Returns False if a stop is
+        requested meanwhile."""
         for name, stage in self.stages:
             try:
                 await stage()
@@ -148,7 +151,7 @@ class Gateway:
         return True
 
     def ask_to_stop(self, *, hurry: bool = True) -> None:
-        """Request an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
+        """Requests an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
         if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
@@ -157,8 +160,8 @@ class Gateway:
         await self._asked.wait()
 
     async def close(self) -> None:
-        """Accept no more work, let turns finish or park them, then close every service in reverse order, all within one
-        budget."""
+        """Accepts no more work, lets turns finish or parks them, then closes every service in reverse order, all within
+        one budget."""
         self._descriptors.lift()
         deadline = time.monotonic() + self.budget
         turns = self.sessions.census()["turns_running"]
@@ -224,7 +227,7 @@ class Gateway:
         await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
     def _release_lock(self) -> None:
-        """Release the lock, unless the database could not be closed in time. The kernel then releases it when the
+        """Releases the lock, unless the database could not be closed in time. The kernel then releases it when the
         process ends."""
         if not self._database_connections():
             self._lock.release()
@@ -273,16 +276,23 @@ class Gateway:
         self._lock.mark_used()
 
     async def _open_models(self) -> None:
-        limits = self._config.limits
+        limits, secrets = self._config.limits, self._ready.secrets
+        self._network = Network()
+        if not self._recording.replays:  # a replay makes no connections and may lack the secrets of proxies
+            self._network = Network(
+                self._config.network, environment=os.environ, resolve=secrets.__getitem__, home=self._config.home
+            )
         self._clients = await self._scope.enter(
-            Clients(
+            HttpClient(
+                self._network,
                 connections=limits.connections,
                 per_host=limits.connections_per_host,
                 keepalive=limits.connection_idle,
             )
         )
         self._memory.watch_clients(self._clients)
-        secrets = self._ready.secrets
+        if any(model.api != "demo" for model in self._config.models.values()):
+            await to_thread.run_sync(self._clients.load)
         self._redactor.learn(*secrets.values())
         traffic = await self._recording.open(self._scope, self._clients, self._config, self._redactor, self._ledger)
         self._models = await self._scope.enter(
@@ -292,8 +302,10 @@ class Gateway:
                 secrets.__getitem__,
                 limits.answer_bytes,
                 retry_policy=self._recording.patience,
+                network=None if self._recording.replays else self._network,
             )
         )
+        self._redactor.learn(*self._network.secrets)
 
     async def _open_plugins(self) -> None:
         self._plugins, self._tools = None, self._ready.tools
@@ -317,6 +329,7 @@ class Gateway:
             environment=os.environ,
             search_key=None if reference is None else self._ready.secrets.get(reference),
             plugins=self._plugins,
+            network=self._network,
         )
         self._presence = components.presence
         self.sessions = Sessions(components)
@@ -327,14 +340,13 @@ class Gateway:
             self._log.info("turns resumed", count=resumed)
 
     async def _open_web(self) -> None:
-        self._health = Health(self.store)
+        self._health = Health(self.store, clock=self._clock)
         registry = commands.build(self.sessions)
         app = create_app(
             service=self.sessions,
             commands=registry,
             store=self.store,
             config=self._config,
-            models=self._models,
             redactor=self._redactor,
             health=self._health,
             status=lambda: self._status_service.status(memory=True),
@@ -379,7 +391,7 @@ class Gateway:
         return MaintenanceTask(name="core", interval=CHECK_SECONDS, run=check)
 
     async def _check_files(self) -> None:
-        """Check that the database file is still there. If another program has written to it, run a full check at
+        """Checks that the database file is still there. If another program has written to it, runs a full check at
         once."""
         await self.store.write(maintenance.check_path)
         if self.store.touched:
@@ -417,5 +429,5 @@ class Gateway:
 
 
 async def _trim() -> None:
-    """Trim free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
+    """Trims free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
     await to_thread.run_sync(trim)

@@ -27,7 +27,7 @@ _KEY_MODE = 0o600
 
 
 def prepare(home: Path) -> None:
-    """Create the folder, or withdraw other users' permissions on an existing one."""
+    """Creates the folder, or withdraws other users' permissions on an existing one."""
     try:
         home.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         found = home.stat()
@@ -51,7 +51,7 @@ def prepare(home: Path) -> None:
 
 
 def lost_database(home: Path) -> str | None:
-    """Return instructions for the user if the folder has an owner's key but its database is missing or empty, else
+    """Returns instructions for the user if the folder has an owner's key but its database is missing or empty, else
     None."""
     path, key = home / DATABASE_NAME, home / KEY_NAME
     if not key.exists():
@@ -77,7 +77,7 @@ def _recovery_options(what: str, path: Path, key: Path) -> str:
 
 
 async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
-    """Ensure that the owner exists and that `api-key` holds a key. Returns a warning for the user, if there is one.
+    """Ensures that the owner exists and that `api-key` holds a key. Returns a warning for the user, if there is one.
     `fresh` is true if the database was just created. If any other database has no owner although a key file exists,
     `StoreDamaged` is raised.
 
@@ -99,13 +99,13 @@ async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
 
 
 async def key_digest(home: Path) -> bytes:
-    """Return the digest of the key that the command line uses."""
+    """Returns the digest of the key that the command line uses."""
     key = await to_thread.run_sync(_read, home / KEY_NAME)
     return digest(key or "")
 
 
 def _read_or_prepare(path: Path) -> tuple[str, bool]:
-    """Return the key, and True if its file must still be renamed."""
+    """Returns the key, and True if its file must still be renamed."""
     key = _read(path)
     if key is not None:
         return key, False
@@ -123,7 +123,8 @@ def _pending(path: Path) -> Path:
 
 
 async def one_time_code(store: Store) -> tuple[str, float]:
-    """Create a short-lived code that signs the owner in to the chat page once. Returns the code and its expiry time."""
+    """Creates a short-lived code that signs the owner in to the chat page once. Returns the code and its expiry
+    time."""
     code = make_code()
     now = time.time()
     await store.write(_add_code, digest(code), now, now + CODE_SECONDS)
@@ -137,7 +138,7 @@ def _add_code(db: Db, hashed: bytes, now: float, expires: float) -> None:
 
 
 def _adopt(db: Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
-    """Add the key to the owner if it is unknown. Returns False if the key was revoked, and None if there is no owner
+    """Adds the key to the owner if it is unknown. Returns False if the key was revoked, and None if there is no owner
     and `may_create` is false."""
     owner = principals.by_name(db, OWNER)
     if owner is None and not may_create:

@@ -16,7 +16,7 @@ _BACKLOG = 1024  # connections that wait while the loop is busy: enough for a bu
 
 
 def bind(server: ServerSettings, port: int | None) -> socket.socket:
-    """Return a listening socket for these settings. The caller owns it."""
+    """Returns a listening socket for these settings. The caller owns it."""
     wanted = server.port if port is None else port
     try:
         found = socket.getaddrinfo(server.host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -62,7 +62,7 @@ def _refuse_exposed(server: ServerSettings, bound: socket.socket) -> None:
 
 
 def warning(server: ServerSettings, bound: socket.socket) -> str | None:
-    """Return a warning for the operator if other machines can reach this address, else None."""
+    """Returns a warning for the operator if other machines can reach this address, else None."""
     if _is_loopback(bound):
         return None
     if server.tls_cert is None:
@@ -74,7 +74,7 @@ def warning(server: ServerSettings, bound: socket.socket) -> str | None:
 
 
 def address_of(server: ServerSettings, bound: socket.socket) -> str:
-    """Return the address as a URL."""
+    """Returns the address as a URL."""
     host, port = bound.getsockname()[:2]
     scheme = "http" if server.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -29,8 +29,8 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
 def command_hint(home: Path, command: str) -> str:
-    """Return `tidegate COMMAND` for this home folder, quoted as in our messages and ready to be copied. It includes the
-    home folder unless that is the default one."""
+    """Returns `tidegate COMMAND` for this home folder, quoted as in our messages and ready to be copied. It includes
+    the home folder unless that is the default one."""
     try:
         is_default = home == Path(_DEFAULT_HOME).expanduser().absolute()
     except RuntimeError:  # the user has no home folder
@@ -80,7 +80,7 @@ class BeingTakenOver(Misconfigured):
 
 
 def process_mark(pid: int) -> int:
-    """Return the time at which the kernel started this process, in ticks since boot, or 0 if there is no such
+    """Returns the time at which the kernel started this process, in ticks since boot, or 0 if there is no such
     process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -90,7 +90,7 @@ def process_mark(pid: int) -> int:
 
 
 def holder_of(home: Path, name: str = LOCK_NAME) -> Holder | None:
-    """Return the process that holds this home folder now, or None. The lock is tested, not taken."""
+    """Returns the process that holds this home folder now, or None. The lock is tested, not taken."""
     try:
         descriptor = os.open(home / name, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -134,7 +134,7 @@ class HomeLock:
         self._holder = Holder(pid=os.getpid())
 
     def take(self) -> None:
-        """Take the lock without waiting, or raise `HomeHeld`."""
+        """Takes the lock without waiting, or raises `HomeHeld`."""
         descriptor = os.open(self._home / self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -151,12 +151,12 @@ class HomeLock:
         self._write()
 
     def mark_used(self) -> None:
-        """Record that the folder has a database with an owner (see `was_used`)."""
+        """Records that the folder has a database with an owner (see `was_used`)."""
         self._holder = msgspec.structs.replace(self._holder, used=True)
         self._write()
 
     def complaint(self) -> str | None:
-        """Return a message if the file `lock` is no longer the one that is locked, else None. A second gateway could
+        """Returns a message if the file `lock` is no longer the one that is locked, else None. A second gateway could
         then start."""
         path = self._home / LOCK_NAME
         with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ class HomeLock:
         return f"{path} was removed or replaced, so a second gateway could start here: restart this one."
 
     def write_address(self, address: str) -> None:
-        """Record the address of this gateway, for the command line and for processes that cannot take the lock."""
+        """Records the address of this gateway, for the command line and for processes that cannot take the lock."""
         self._holder = msgspec.structs.replace(self._holder, address=address)
         self._write()
 
@@ -175,7 +175,7 @@ class HomeLock:
         os.pwrite(self._descriptor, msgspec.json.encode(self._holder).ljust(_TEXT_BYTES), 0)
 
     def release(self) -> None:
-        """Release the lock. Calling this again has no effect."""
+        """Releases the lock. Calling this again has no effect."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             self._holder = Holder(pid=0, used=self._holder.used)

@@ -82,7 +82,7 @@ class Maintenance:
         try:
             with anyio.fail_after(record.task.within):
                 await record.task.run()
-        except Exception as error:  # the top of a loop that must go on
+        except Exception as error:  # the top of a loop that must continue
             record.failures += 1
             before, record.error = record.error, str(error) or type(error).__name__
             if record.error != before:

@@ -23,7 +23,7 @@ async def open_plugins(
     secrets: Mapping[str, Secret],
     deadlines: Deadlines | None = None,
 ) -> tuple[Plugins, dict[str, Toolset]]:
-    """Open the plug-ins. Returns them, and the toolsets that they provide, by name."""
+    """Opens the plug-ins. Returns them, and the toolsets that they provide, by name."""
     plugins = Plugins(
         config, scope.child("plug-ins"), found.uses, loaded=found.loaded, secrets=secrets, deadlines=deadlines
     )

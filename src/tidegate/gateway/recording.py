@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from tidegate.config import Config, is_reference
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight.preflight import NO_KEY, Ready
+from tidegate.http_client import HttpClient, Transport
 from tidegate.lifetimes import Holding, Ledger, Scope
-from tidegate.models import Clients, RetryPolicy, Transport
+from tidegate.models import RetryPolicy
 from tidegate.security import Redactor
 from tidegate.status_report import RecorderStatus, ReplayerStatus
 
@@ -38,7 +39,7 @@ class Recording:
         return self._replay is not None
 
     def prepare(self, ready: Ready) -> None:
-        """Check that the file can be used. Blocks."""
+        """Checks that the file can be used. Blocks."""
         if self._record is not None:
             from tidegate.models.recording import check
 
@@ -52,9 +53,9 @@ class Recording:
             self._replayer.open()
 
     async def open(
-        self, scope: Scope, clients: Clients, config: Config, redactor: Redactor, ledger: Ledger
+        self, scope: Scope, clients: HttpClient, config: Config, redactor: Redactor, ledger: Ledger
     ) -> Transport:
-        """Open the recorder or replayer, if there is one. Returns the transport to use for models."""
+        """Opens the recorder or replayer, if there is one. Returns the transport to use for models."""
         if self._replayer is not None:
             return self._replayer
         if self._record is None:
@@ -78,7 +79,7 @@ class Recording:
         return None if recording is None else recording.status()
 
     def lines(self, config: Config) -> Iterator[str]:
-        """Yield lines for the start message."""
+        """Yields lines for the start message."""
         if self._record is not None:
             yield f"Recording the model traffic, which contains every conversation, to {self._record}, without keys."
         elif self._replay is not None:
@@ -90,7 +91,7 @@ class Recording:
 
 
 def _keep_apart(file: Path, config: Config) -> None:
-    """Refuse to record into an agent's folder, since a recording contains every user's conversations."""
+    """Refuses to record into an agent's folder, since a recording contains every user's conversations."""
     for name in config.agents:
         folder = config.project(name)
         if folder is not None and file.resolve().is_relative_to(folder.resolve()):
@@ -101,6 +102,6 @@ def _keep_apart(file: Path, config: Config) -> None:
 
 
 def _referred(config: Config) -> Iterator[str]:
-    """Yield the names of headers whose values are secrets."""
+    """Yields the names of headers whose values are secrets."""
     for model in config.models.values():
         yield from (name.lower() for name, value in model.headers.items() if is_reference(value))

@@ -13,7 +13,7 @@ _AGENTS_SHOWN = 20  # `tidegate status` names them all
 
 
 def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[str]:
-    """Yield the lines. Programs wait for the line `ready ADDRESS`. The next line contains only the link to the chat
+    """Yields the lines. Programs wait for the line `ready ADDRESS`. The next line contains only the link to the chat
     page. The code is in the fragment of the link, which a browser never sends."""
     if config.demo:
         yield "No model is configured: the built-in demo model answers."
@@ -33,14 +33,14 @@ def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[s
 
 
 def link(address: str, code: str) -> str:
-    """Return a link that signs the user in to the chat page once."""
+    """Returns a link that signs the user in to the chat page once."""
     for anywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         address = address.replace(anywhere, here)
     return f"{address}/#code={code}"
 
 
 def agent_models(config: Config) -> list[AgentModel]:
-    """Return the model of each agent, without secrets."""
+    """Returns the model of each agent, without secrets."""
     return [_agent_model(name, config) for name in sorted(config.agents)]
 
 

@@ -21,7 +21,7 @@ from tidegate.gateway.process_memory.accounting import MemoryAccounting, private
 from tidegate.gateway.process_memory.pressure import MemoryPressure
 from tidegate.gateway.recording import Recording
 from tidegate.gateway.start_message import agent_models
-from tidegate.models import Clients, ClientStats
+from tidegate.http_client import ClientStats, HttpClient
 from tidegate.sessions import Sessions
 from tidegate.status_report import StatusReport
 from tidegate.store import Store, StoreStats
@@ -48,7 +48,7 @@ class StatusService:
         address: str,
         sessions: Sessions,
         store: Store,
-        clients: Clients,
+        clients: HttpClient,
         health: Health,
         server: Server,
         maintenance: Maintenance,
@@ -74,11 +74,11 @@ class StatusService:
         self._since = time.time()
 
     def verbs(self) -> dict[str, Verb]:
-        """Return the handlers of the control socket's requests, by name."""
+        """Returns the handlers of the control socket's requests, by name."""
         return {"status": self._on_status, "stop": self._on_stop, "code": self._on_code, "check": self._on_check}
 
     async def status(self, *, memory: bool = False) -> GatewayStatus:
-        """Return the complete status. With `memory`, it includes a breakdown of the memory by kind and owner."""
+        """Returns the complete status. With `memory`, it includes a breakdown of the memory by kind and owner."""
         pressure = self._pressure.report()
         return GatewayStatus(
             version=__version__,
@@ -101,7 +101,7 @@ class StatusService:
         )
 
     def gauges(self) -> dict[str, float]:
-        """Return the metrics of the process itself."""
+        """Returns the metrics of the process itself."""
         pressure, connections = self._pressure.report(), msgspec.structs.asdict(self._server.report())
         return {
             "memory_private_bytes": float(private_bytes()),
@@ -111,7 +111,7 @@ class StatusService:
         }
 
     async def link(self) -> tuple[str, float]:
-        """Create a one-time link to the chat page. Returns the link and its expiry time."""
+        """Creates a one-time link to the chat page. Returns the link and its expiry time."""
         code, expires = await one_time_code(self._store)
         return start_message.link(self._address, code), expires
 

@@ -25,7 +25,7 @@ _KILL_GRACE_SECONDS = 5.0  # after SIGKILL the kernel releases the lock as soon 
 
 
 def claim(home: Path, takeover: HomeLock) -> None:
-    """Claim the right to take over, which only one gateway can have at a time, or raise `BeingTakenOver`."""
+    """Claims the right to take over, which only one gateway can have at a time, or raises `BeingTakenOver`."""
     try:
         takeover.take()
     except HomeHeld as held:
@@ -40,9 +40,9 @@ async def take_over(
     say: Callable[[str], None],
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Take the lock. If a process holds it, that process receives a stop request through the control socket, or SIGTERM
-    if the socket does not respond, and is killed after `within` seconds. A process that takes the lock meanwhile is
-    treated the same way. Returns without the lock once `given_up()` is true."""
+    """Takes the lock. If a process holds it, that process receives a stop request through the control socket, or
+    SIGTERM if the socket does not respond, and is killed after `within` seconds. A process that takes the lock
+    meanwhile is treated the same way. Returns without the lock once `given_up()` is true."""
     asked: Holder | None = None
     killed = False
     deadline = time.monotonic() + within
@@ -71,7 +71,7 @@ async def take_over(
 
 
 def _ask_to_stop(home: Path, holder: Holder) -> None:
-    """Request an orderly stop. If the gateway is already stopping, its turns keep their remaining time."""
+    """Requests an orderly stop. If the gateway is already stopping, its turns keep their remaining time."""
     try:
         ask(home, {"do": "stop", "hurry": False}, within=_ASK_SECONDS)
     except TidegateError:
@@ -80,7 +80,7 @@ def _ask_to_stop(home: Path, holder: Holder) -> None:
 
 
 def _signal(holder: Holder, number: signal.Signals) -> None:
-    """Send a signal to the holder, unless its pid has been recycled."""
+    """Sends a signal to the holder, unless its pid has been recycled."""
     if holder.pid <= 0 or holder.began == 0:
         return
     try:

@@ -125,7 +125,7 @@ class BoundedCache(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V) -> bool:
-        """Store a value. Returns False if the value is larger than the cache; it is then not stored."""
+        """Stores a value. Returns False if the value is larger than the cache; it is then not stored."""
         _require_value(self.name, key)
         weight = 0 if self._weigh is None else self._weigh(value)
         before = self._entries.get(key)
@@ -170,7 +170,7 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def discard(self, key: K) -> bool:
-        """Remove an entry. Returns True if there was one."""
+        """Removes an entry. Returns True if there was one."""
         if key not in self._entries:
             return False
         self._remove(key, evicted=False)
@@ -181,7 +181,7 @@ class BoundedCache(Generic[K, V]):
             self._remove(next(iter(self._entries)), evicted=False)
 
     def sweep(self, now: float | None = None) -> int:
-        """Remove entries that are too old. Returns the number of removed entries."""
+        """Removes entries that are too old. Returns the number of removed entries."""
         if self.ttl is None:
             return 0
         moment = self._clock() if now is None else now

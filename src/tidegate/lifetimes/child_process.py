@@ -94,8 +94,8 @@ class ProcessStarter:
 
     @contextlib.contextmanager
     def _on_every_core(self) -> Iterator[None]:
-        """Let processes that are started in this block use all cores. A process inherits the CPU affinity of the thread
-        that starts it."""
+        """Lets processes that are started in this block use all cores. A process inherits the CPU affinity of the
+        thread that starts it."""
         before = os.sched_getaffinity(0)
         if self._cores is None or before == self._cores:
             yield
@@ -125,18 +125,20 @@ class SpawnedProcess:
         return not self._code.done()
 
     async def wait(self) -> int:
-        """Wait until the process ends, and return its exit code. The code is negative if a signal ended the process."""
+        """Waits until the process ends, and returns its exit code. The code is negative if a signal ended the
+        process."""
         return await asyncio.shield(self._code)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group. Once the process is reaped, no signal is sent, since the id of an empty
+        """Sends a signal to the whole group. Once the process is reaped, no signal is sent, since the id of an empty
         group may be reused."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """End the process and its group. If the process has already ended, other members of its group are not ended."""
+        """Ends the process and its group. If the process has already ended, other members of its group are not
+        ended."""
         if self.running and grace > 0:
             self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)  # a stopped process could not handle it
@@ -161,7 +163,7 @@ class SpawnedProcess:
 
 
 def _close_inherited_on_exec() -> None:
-    """Prevent children from inheriting the descriptors that this process has inherited. Descriptors that this process
+    """Prevents children from inheriting the descriptors that this process has inherited. Descriptors that this process
     opens itself are never inherited."""
     with os.scandir("/proc/self/fd") as entries:
         descriptors = [int(entry.name) for entry in entries]

@@ -50,7 +50,7 @@ class SingleFlight(Generic[V]):
         self._end: asyncio.Future[V] = asyncio.get_running_loop().create_future()
 
     async def lead(self, make: Callable[[], Awaitable[V]]) -> V:
-        """Build the value for this caller and all followers."""
+        """Builds the value for this caller and all followers."""
         try:
             value = await make()
         except Exception as error:
@@ -64,7 +64,7 @@ class SingleFlight(Generic[V]):
         return value
 
     async def join(self) -> bool:
-        """Wait for the leader. Returns False if the leader was cancelled, and raises the leader's exception if it
+        """Waits for the leader. Returns False if the leader was cancelled, and raises the leader's exception if it
         failed."""
         await asyncio.wait({self._end})
         if self._end.cancelled():
@@ -75,7 +75,7 @@ class SingleFlight(Generic[V]):
         return True
 
     async def over(self) -> None:
-        """Wait until the construction has ended, whatever its outcome."""
+        """Waits until the construction has ended, whatever its outcome."""
         await asyncio.wait({self._end})
 
     @property

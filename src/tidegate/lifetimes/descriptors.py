@@ -30,7 +30,7 @@ class Descriptors:
         it."""
 
     def keep(self, wanted: int) -> None:
-        """Request this many descriptors, including the reserve."""
+        """Requests this many descriptors, including the reserve."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
         if soft != resource.RLIM_INFINITY:
@@ -54,7 +54,7 @@ class Descriptors:
 
     @contextmanager
     def reserve(self) -> Iterator[None]:
-        """Allow the use of the reserve within this block."""
+        """Allows the use of the reserve within this block."""
         self.lift()
         try:
             yield
@@ -66,7 +66,7 @@ class Descriptors:
                 self._lifted = None
 
     def lift(self) -> None:
-        """Allow the use of the reserve from now on."""
+        """Allows the use of the reserve from now on."""
         self._users += 1
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._reserve and soft not in (self._lifted, resource.RLIM_INFINITY):

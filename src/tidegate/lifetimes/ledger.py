@@ -48,7 +48,7 @@ class Ledger:
         return Account(self, owner, parent)
 
     def view(self, kind: str, measure: Measure) -> None:
-        """Register `measure` as the function that measures this kind in every reading."""
+        """Registers `measure` as the function that measures this kind in every reading."""
         self._known[kind] = None
         self._views.append((kind, measure))
 
@@ -101,7 +101,7 @@ class Account:
         return sum((hold.holding for hold in self._holds), NOTHING)
 
     def add(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> "Hold":
-        """Record a holding until the returned hold is released."""
+        """Records a holding until the returned hold is released."""
         hold = Hold(self, kind, count, bytes, fds, children)
         if not self._holds:
             self.ledger._holders.add(self)
@@ -110,7 +110,7 @@ class Account:
         return hold
 
     def close(self) -> list[tuple[str, Holding]]:
-        """Release everything that is still held, and return these holdings by kind."""
+        """Releases everything that is still held, and returns these holdings by kind."""
         left = [(hold.kind, hold.holding) for hold in self._holds]
         for hold in list(self._holds):
             hold.release()
@@ -123,7 +123,7 @@ class Account:
 
 
 class Hold:
-    """One held resource. Call `resize` when the resource grows or shrinks, and `release` when it is gone."""
+    """One held resource, until `release`. Resources that grow or shrink are measured with `view`."""
 
     __slots__ = ("_account", "bytes", "children", "count", "fds", "kind")
 
@@ -143,13 +143,8 @@ class Hold:
     def holding(self) -> Holding:
         return Holding(self.count, self.bytes, self.fds, self.children)
 
-    def resize(self, bytes: int) -> None:
-        """Set the number of bytes. Has no effect after the release."""
-        if self._account is not None:
-            self.bytes = bytes
-
     def release(self) -> None:
-        """Release the holding. Idempotent."""
+        """Releases the holding. Idempotent."""
         account, self._account = self._account, None
         if account is not None:
             account._forget(self)

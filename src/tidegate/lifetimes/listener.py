@@ -57,19 +57,19 @@ class Listener:
         self.resume()
 
     def resume(self) -> None:
-        """Accept connections again."""
+        """Accepts connections again."""
         self._stop_timer()
         if not self._listening and self._socket.fileno() >= 0:
             self._listening = True
             self._loop.add_reader(self._socket.fileno(), self._ready)
 
     def close(self) -> None:
-        """Close the listening socket. Connections that wait in the kernel's queue are refused. Idempotent."""
+        """Closes the listening socket. Connections that wait in the kernel's queue are refused. Idempotent."""
         self._pause_for(None)
         self._socket.close()
 
     def _pause_for(self, seconds: float | None) -> None:
-        """Stop accepting connections for this many seconds, or until `resume` is called."""
+        """Stops accepting connections for this many seconds, or until `resume` is called."""
         self._stop_timer()
         if self._listening:
             self._listening = False

@@ -45,7 +45,7 @@ class Resident(Protocol):
         """The current size in memory, in bytes."""
 
     async def release(self) -> None:
-        """Release everything that the resident holds. Called once, when no turn uses the resident."""
+        """Releases everything that the resident holds. Called once, when no turn uses the resident."""
 
 
 R = TypeVar("R", bound=Resident)
@@ -107,7 +107,7 @@ class Present:
         return news
 
     def notify(self) -> None:
-        """Wake the watchers of the session."""
+        """Wakes the watchers of the session."""
         watchers, self.watchers = self.watchers, ()
         for watcher in watchers:
             if not watcher.done():
@@ -146,7 +146,6 @@ class Presence:
         "__weakref__",
         "_bytes",
         "_clock",
-        "_is_waiting",
         "_leaving",
         "_over",
         "_over_count",
@@ -157,6 +156,7 @@ class Presence:
         "_warn",
         "_weights",
         "idle_ttl",
+        "is_waiting",
         "ledger",
         "resident_bytes",
         "residents",
@@ -171,10 +171,9 @@ class Presence:
         idle_ttl: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
         warn: Warn | None = None,
-        is_waiting: Callable[[Any], bool] = lambda turn: False,
     ) -> None:
-        """`is_waiting` returns True if a turn is idle until a user has answered."""
-        self._is_waiting = is_waiting
+        self.is_waiting: Callable[[Any], bool] = lambda turn: False
+        """Returns True if a turn is idle until a user has answered. Set by the engine, whose turns these are."""
         self.residents = residents
         self.resident_bytes = resident_bytes
         self.idle_ttl = idle_ttl
@@ -247,14 +246,14 @@ class Presence:
         self._enforce()
 
     def set_temporary(self, key: str, temporary: Resident) -> None:
-        """Register the temporary resident of a one-shot turn with the ledger, until the turn ends."""
+        """Registers the temporary resident of a one-shot turn with the ledger, until the turn ends."""
         record = self._records.get(key)
         if record is not None and record.busy:
             record.temporary = temporary
 
     @contextmanager
     def keep_present(self, key: str) -> Iterator[Present]:
-        """Keep the session present within this block. Its resident may still be unloaded."""
+        """Keeps the session present within this block. Its resident may still be unloaded."""
         record = self.obtain(key)
         record.held += 1
         try:
@@ -264,7 +263,8 @@ class Presence:
             self._forget_if_absent(record)
 
     def drop(self, key: str) -> bool:
-        """Unload the resident and remove the record of a session that has ended. Returns True if there was a record."""
+        """Unloads the resident and removes the record of a session that has ended. Returns True if there was a
+        record."""
         record = self._records.get(key)
         if record is None:
             return False
@@ -277,11 +277,11 @@ class Presence:
         return True
 
     def set_workspace(self, key: str, workspace: Any) -> None:
-        """Keep the session present until `clear_workspace` is called, because a process runs in its workspace."""
+        """Keeps the session present until `clear_workspace` is called, because a process runs in its workspace."""
         self.obtain(key).workspace = workspace
 
     def clear_workspace(self, key: str) -> None:
-        """Undo `set_workspace`, because no process runs in the workspace any more."""
+        """Undoes `set_workspace`, because no process runs in the workspace any more."""
         record = self._records.get(key)
         if record is not None:
             record.workspace = None
@@ -289,7 +289,7 @@ class Presence:
 
     def _works(self, record: Present) -> bool:
         """True if a turn is running and needs the session's resident."""
-        return record.busy and not self._is_waiting(record.turn)
+        return record.busy and not self.is_waiting(record.turn)
 
     def _forget_if_absent(self, record: Present) -> None:
         if record.absent and self._records.get(record.key) is record:
@@ -357,7 +357,7 @@ class Presence:
         self._enforce(newcomer=record)
 
     def reweigh(self, record: Present) -> None:
-        """Update the stored weight of the record's resident."""
+        """Updates the stored weight of the record's resident."""
         if record.resident is None:
             return
         weight = record.resident.weight
@@ -366,7 +366,7 @@ class Presence:
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unload the least recently used residents that exceed the caps. A resident in use is skipped, and no newer
+        """Unloads the least recently used residents that exceed the caps. A resident in use is skipped, and no newer
         resident is unloaded instead."""
         too_many, too_heavy = len(self._weights) - self.residents, self._bytes - self.resident_bytes
         if too_many <= 0 and too_heavy <= 0:
@@ -406,8 +406,8 @@ class Presence:
         return found
 
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
-        """Remove the resident and keep everything else. No other code removes a resident. With `only`, nothing is done
-        if the session now has a different resident. Returns True if a resident was removed.
+        """Removes the resident and keeps everything else. No other code removes a resident. With `only`, nothing is
+        done if the session now has a different resident. Returns True if a resident was removed.
 
         If a turn is working with the resident, the resident leaves the map immediately but is released only when that
         turn ends.
@@ -433,8 +433,8 @@ class Presence:
         return True
 
     def sweep(self, now: float | None = None) -> int:
-        """Unload residents that have been idle for longer than the TTL, unless a turn is working with them, and remove
-        empty records. Returns the number of unloaded residents."""
+        """Unloads residents that have been idle for longer than the TTL, unless a turn is working with them, and
+        removes empty records. Returns the number of unloaded residents."""
         moment = self._clock() if now is None else now
         swept = 0
         for record in tuple(self._weights):
@@ -445,7 +445,7 @@ class Presence:
         return swept
 
     def relieve(self, wanted: int) -> tuple[int, int]:
-        """Unload idle residents when memory is short, the least recently used first, until `wanted` bytes are freed.
+        """Unloads idle residents when memory is short, the least recently used first, until `wanted` bytes are freed.
         Residents whose turn is working or waits to start are kept. Returns the number and the bytes of the unloaded
         residents."""
         count = freed = 0
@@ -503,7 +503,7 @@ class Presence:
             self._leaving.pop(id(resident), None)
 
     async def _close(self) -> None:
-        """Release everything that is left. This happens at the end of the process, when no turn is running."""
+        """Releases everything that is left. This happens at the end of the process, when no turn is running."""
         for record in self:
             self.turn_ended(record)
             self.drop(record.key)

@@ -139,7 +139,7 @@ class Scope:
         name: str,
         at_close: Literal["cancel", "finish"] = "cancel",
     ) -> asyncio.Task[T]:
-        """Run `fn(*args)` as a task of this scope. When the scope closes, the task is cancelled or, with
+        """Runs `fn(*args)` as a task of this scope. When the scope closes, the task is cancelled or, with
         `at_close="finish"`, has until the deadline to finish.
 
         The task runs in an empty context: it has its arguments but no ambient state, and does not keep objects of the
@@ -154,7 +154,7 @@ class Scope:
         return task
 
     async def enter(self, manager: Manager[T]) -> T:
-        """Enter a context manager and exit it at close, possibly from another task.
+        """Enters a context manager and exits it at close, possibly from another task.
 
         It must therefore not keep a task group or cancel scope open across its `yield`; use a child scope for that.
         """
@@ -180,13 +180,13 @@ class Scope:
         raise ScopeClosed(f"scope {self.path!r} was closed while {name} was being entered")
 
     def on_close(self, fn: Exit, *, name: str) -> None:
-        """Register `fn`. When the scope closes, `fn` is called and its result awaited. The last registered function is
+        """Registers `fn`. When the scope closes, `fn` is called and its result awaited. The last registered function is
         called first."""
         self._admit(f"register {name!r}")
         self._exits.append((name, fn))
 
     def hold(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> Hold:
-        """Record a holding of this scope in the ledger. The holding is released when the scope closes, if not
+        """Records a holding of this scope in the ledger. The holding is released when the scope closes, if not
         before."""
         self._admit(f"hold {kind!r}")
         return self.account.add(kind, bytes=bytes, fds=fds, children=children, count=count)
@@ -198,7 +198,7 @@ class Scope:
     # -- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close the scope. The failures are raised as one group to the first caller; other callers wait for the same
+        """Closes the scope. The failures are raised as one group to the first caller; other callers wait for the same
         close."""
         begun = self._begin(None)
         if self._end is None:
@@ -213,7 +213,7 @@ class Scope:
             raise BaseExceptionGroup(f"closing scope {self.path!r}", errors)
 
     def _begin(self, deadline: float | None) -> bool:
-        """Begin to close the scope, only once. A scope with nothing to close is closed immediately, without a task."""
+        """Begins to close the scope, only once. A scope with nothing to close is closed immediately, without a task."""
         if self._state != "open":
             return False
         if not (self._tasks or self._exits or self._children):
@@ -344,7 +344,7 @@ async def _awaited(waiting: Awaitable[object]) -> object:
 
 
 async def outlast(end: asyncio.Task[Any]) -> asyncio.CancelledError | None:
-    """Wait for `end` even if the waiting task is cancelled, and return that cancellation."""
+    """Waits for `end` even if the waiting task is cancelled, and returns that cancellation."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not end.done():

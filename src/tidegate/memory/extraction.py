@@ -41,17 +41,17 @@ LEAST_SAID = 3
 """The minimum number of messages from the person. Shorter conversations, which most are, contain nothing to extract."""
 
 MOST_EXTRACTED = 8
-"""The most notes that are extracted from one conversation."""
+"""The maximum number of notes that are extracted from one conversation."""
 
 TRIES = 3
-"""The most attempts for one conversation, counted across restarts."""
+"""The maximum number of attempts for one conversation, counted across restarts."""
 
 SECONDS = 25.0
 """The time limit for the model's answer. A hook may take a little longer than this."""
 
 INPUT_BYTES = 64 * 1024
-"""The most bytes of a conversation that are sent to the model, if its window permits. They contain summaries and the
-newest part."""
+"""The maximum number of bytes of a conversation that are sent to the model, if its window permits. They contain
+summaries and the newest part."""
 
 WINDOW_SHARE = 0.5
 """The largest share of the model's window that the input may take."""
@@ -60,7 +60,7 @@ BESIDE_SHARE = 0.25
 """The share of the input that existing notes may use. Summaries may use another share of the same size."""
 
 SAID_CHARACTERS, SHOWN_CHARACTERS = 4000, 300
-"""The most characters of one message, and of one tool result, that are included."""
+"""The maximum number of characters of one message, and of one tool result, that are included."""
 
 ROWS, ROWS_SAID = 200, 50
 """How many rows are read from the end of the transcript, and how many of the person's last messages."""
@@ -211,7 +211,7 @@ def bounded(found: Iterable[str]) -> tuple[list[str], int]:
 
 
 def _input_bytes(model: Model) -> int:
-    """The most bytes that are sent to the model."""
+    """Returns the most bytes that are sent to the model."""
     return min(INPUT_BYTES, model.token_estimate.size(int(WINDOW_SHARE * model.facts.window)))
 
 

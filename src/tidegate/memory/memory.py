@@ -80,7 +80,7 @@ class Memory:
         return await self.note_store.part(agent, principal)
 
     async def queue_current_notes(self, session: SessionRow) -> None:
-        """Queue the current notes for the next message, if they differ from the notes in the session's prompt. This is
+        """Queues the current notes for the next message, if they differ from the notes in the session's prompt. This is
         needed because earlier notices about changes may no longer be visible to the model."""
         if not session.memory_seen or session.prefix is None:
             return
@@ -91,8 +91,8 @@ class Memory:
             await self._store.write(messages.add_notice_lines, session.id, lines, self._clock())
 
     async def mark(self, agent: str) -> int:
-        """The number of the first change to announce in a conversation with this agent that begins now, or 0 if changes
-        are not announced."""
+        """Returns the number of the first change to announce in a conversation with this agent that begins now, or 0 if
+        changes are not announced."""
         return await self._marks.next() if agent in self._agents else 0
 
     def measure(self) -> Iterator[tuple[str, Holding]]:
@@ -190,7 +190,7 @@ class Memory:
         return self._notebook(subject, await self.note_store.listing(subject.about, subject.key))
 
     async def put(self, caller: Principal, subject: NoteSubject, text: str, replaces: int | None = None) -> NoteView:
-        """Add a user's note or, with `replaces`, change an existing note."""
+        """Adds a user's note or, with `replaces`, changes an existing note."""
         _check(caller, subject)
         draft = Draft(
             about=subject.about,
@@ -209,7 +209,7 @@ class Memory:
         return note_view(await self.note_store.forget(subject.about, subject.key, note, None))
 
     async def rewrite(self, caller: Principal, subject: NoteSubject, text: str, seen: str) -> Notebook:
-        """Replace the notes with an edited text, if they still have the version `seen`."""
+        """Replaces the notes with an edited text, if they still have the version `seen`."""
         _check(caller, subject)
         lines = list(read_lines(text))
         found = await self.note_store.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)

@@ -34,7 +34,7 @@ REST_SECONDS = 30.0
 """The pause after a failure, so that not every new conversation waits for the provider."""
 
 MOST_NOTES = 1000
-"""The most notes that are accepted from the provider in one response."""
+"""The maximum number of notes that are accepted from the provider in one response."""
 
 log = Log(__name__)
 

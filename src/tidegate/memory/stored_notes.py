@@ -16,7 +16,7 @@ from tidegate.plugins import Draft, Note
 from tidegate.store import About, Db, NoteRow, SessionRow, Store, notes
 
 KEPT = 1024
-"""The most prompt texts, each for one person or agent, that are cached for their next conversation."""
+"""The maximum number of prompt texts, each for one person or agent, that are cached for their next conversation."""
 
 KEPT_BYTES = 4 * 1024 * 1024
 """The total size of the cached texts."""

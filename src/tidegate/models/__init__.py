@@ -1,4 +1,4 @@
-"""Models: the configured models, the provider formats, and the HTTP connections to the models' endpoints.
+"""Models: the configured models, the provider formats, and the calls of the models' endpoints.
 
 A conversation's request is encoded once and grows only at its end. Every call ends with a Message or a ModelFailed.
 Only credentials that the configuration names are used, and no credential appears in a message or a log.
@@ -9,7 +9,7 @@ Other packages import from here, and from `tidegate.models.recording` to record 
 - `registry.py`: `Models`, which builds the configured models.
 - `catalog/`: facts about models: windows, abilities, prices.
 - `formats/`: the provider formats. `formats/format.py` says how to add one.
-- `http/`: one request with retries (`http_model.py`, `retry.py`), keys, failures, connections.
+- `http/`: one request with retries (`http_model.py`, `retry.py`), keys, failures.
 - `recording/` and `demo/`: loaded only when they are used.
 """
 
@@ -18,8 +18,6 @@ from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.formats.json_repair import repair_json
 from tidegate.models.formats.request_text import NOTES_TASK, SUMMARY_TASK
 from tidegate.models.formats.token_counts import checked_usage
-from tidegate.models.http.clients import Clients, ClientStats, Lease
-from tidegate.models.http.request_interface import Transport
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.interface import EncodedPrefix, Model, Wire
 from tidegate.models.registry import Models, ModelState
@@ -28,17 +26,13 @@ __all__ = [
     "NOTES_TASK",
     "SUMMARY_TASK",
     "Catalog",
-    "ClientStats",
-    "Clients",
     "EncodedPrefix",
     "Facts",
-    "Lease",
     "Model",
     "ModelState",
     "Models",
     "Prices",
     "RetryPolicy",
-    "Transport",
     "Wire",
     "checked_usage",
     "repair_json",

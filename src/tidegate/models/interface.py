@@ -8,9 +8,9 @@ belong to the caller.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tidegate.http_client import Lease
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.token_counts import TokenEstimate
-from tidegate.models.http.clients import Lease
 from tidegate.values import Call, Frozen, Message, Prefix
 
 
@@ -38,7 +38,7 @@ class Wire(Protocol):
         ...
 
     def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
-        """The stop sequences that the format cannot send. The gateway cuts the answer at them."""
+        """Returns the stop sequences that the format cannot send. The gateway cuts the answer at them."""
         ...
 
     def takes(self, media_type: str) -> bool:
@@ -96,7 +96,7 @@ class Model(Protocol):
         on_text: Callable[[str], None],
         on_reset: Callable[[str, int], None],
     ) -> Message:
-        """Run one model step. Returns the complete assistant message with finish reason, usage and model.
+        """Runs one model step. Returns the complete assistant message with finish reason, usage and model.
 
         `on_text` receives the text as it arrives. `on_reset` withdraws everything received so far before a new attempt:
         it receives the reason and the number of bytes, including reasoning and tool calls that were never shown. Raises
@@ -105,5 +105,5 @@ class Model(Protocol):
         ...
 
     def lease(self) -> Lease:
-        """Count one user of this model's endpoint in the statistics until the lease is released."""
+        """Counts one user of this model's endpoint in the statistics until the lease is released."""
         ...

@@ -1,7 +1,7 @@
 """The configured models by name.
 
 Each model is built once, on entering, from its settings and the catalogue. A credential is used only for the models
-whose settings name it, and a missing one is reported at the start, not at the first turn. A model that failed gets a
+whose settings name it, and a missing one is reported at startup, not at the first turn. A model that failed gets a
 cooldown, so that callers with a fallback can choose another one. The connections belong to the transport.
 """
 
@@ -14,13 +14,13 @@ import msgspec
 
 from tidegate.config import ModelSettings, is_reference
 from tidegate.errors import Misconfigured, ModelKind
+from tidegate.http_client import Network, Transport
 from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.format import format_for
 from tidegate.models.http.cooldown import Cooldowns
 from tidegate.models.http.http_model import HttpModel
 from tidegate.models.http.keyring import Key, KeyRing
-from tidegate.models.http.request_interface import Transport
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.interface import Model
 from tidegate.security import Redactor, Secret
@@ -51,7 +51,9 @@ class Models:
         answer_bytes: int,
         *,
         retry_policy: RetryPolicy | None = None,
+        network: Network | None = None,
     ) -> None:
+        self._network = network
         self._settings = settings
         self._transport = transport
         self._resolve = resolve
@@ -131,7 +133,13 @@ class Models:
             transport=self._transport,
             answer_bytes=self._answer_bytes,
             retry_policy=self._retry_policy,
+            proxy=self._proxy_for(settings),
         )
+
+    def _proxy_for(self, settings: ModelSettings) -> Secret | None:
+        if self._network is None:
+            return None
+        return self._network.secret_proxy_for(settings.base_url, settings.proxy)
 
     def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:
         """Returns the value of a reference. Raises Misconfigured if a header cannot contain the value. The value is

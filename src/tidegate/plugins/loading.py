@@ -23,7 +23,7 @@ GROUP = "tidegate.plugins"
 FOLDER = "plugins"
 
 IMPORT_SECONDS = 20.0
-"""Time limit for importing one plug-in and everything that it imports. Large libraries take some seconds."""
+"""Time limit for importing one plug-in and everything that it imports. Large libraries take a few seconds."""
 
 
 MESSAGE_CHARACTERS = 1000
@@ -73,7 +73,7 @@ def load(use: PluginUse, home: Path, *, within: float = IMPORT_SECONDS) -> Loade
     points = _entry_points(use.name)
     if not points:
         raise PluginInvalid(
-            f"there is no plug-in {use.name!r}: no file {file}, and no installed package offers it", found=False
+            f"there is no plug-in {use.name!r}: no file {file}, and no installed package provides it", found=False
         )
     factories = []
     origin = ""

@@ -71,13 +71,13 @@ ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Parse addresses and networks from the configuration. Raises ValueError for anything else."""
+    """Parses addresses and networks from the configuration. Raises ValueError for anything else."""
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 def refusal(text: str, allowed: Sequence[Network] = ()) -> str:
-    """The kind of an address that is neither public nor in `allowed`; empty if it may be reached. Text that is not an
-    address in canonical form is refused: another resolver might read it as a different address."""
+    """Returns the kind of an address that is neither public nor in `allowed`; empty if it may be reached. Text that is
+    not an address in canonical form is refused: another resolver might read it as a different address."""
     if "%" in text:
         return "bound to a link"
     try:

@@ -21,22 +21,22 @@ CODE_SECONDS = 900.0
 
 
 def make_key() -> str:
-    """A new API key: `tg_` and forty letters and digits."""
+    """Returns a new API key: `tg_` and forty letters and digits."""
     return KEY_PREFIX + _random(KEY_LENGTH)
 
 
 def make_code() -> str:
-    """A new one-time code for signing in to the page. Its prefix distinguishes it from a key."""
+    """Returns a new one-time code for signing in to the page. Its prefix distinguishes it from a key."""
     return CODE_PREFIX + _random(KEY_LENGTH)
 
 
 def make_page_token() -> str:
-    """A new page token, the half of a browser's sign-in that is sent as a header."""
+    """Returns a new page token, the half of a browser's sign-in that is sent as a header."""
     return PAGE_PREFIX + _random(KEY_LENGTH)
 
 
 def digest(token: bytes | str) -> bytes:
-    """The value that is stored and looked up instead of a token."""
+    """Returns the value that is stored and looked up instead of a token."""
     return hashlib.sha256(_as_bytes(token)).digest()
 
 

@@ -51,7 +51,7 @@ Kind = tuple[str, int, str, type | None]
 def configure_logging(
     settings: LogSettings, redactor: Redactor, stream: TextIO, *, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], None]:
-    """Send everything that is logged to `stream`, redacted. Returns a function that undoes it."""
+    """Sends everything that is logged to `stream`, redacted. Returns a function that undoes it."""
     level = _LEVELS[settings.level]
     render = _render_json if settings.format == "json" else _render_text
     root, own = logging.getLogger(), logging.getLogger(_OWN)
@@ -132,7 +132,7 @@ class _Handler(logging.Handler):
             self._write(_event, record)
 
     def report_repeats(self) -> None:
-        """Write how often each kind of line was repeated without being written."""
+        """Writes how often each kind of line was repeated without being written."""
         with self.lock or nullcontext():
             self._report_repeats(before=math.inf)
 

@@ -77,15 +77,18 @@ class PolicyRule(Frozen, frozen=True):
 
     def _matches(self, action: Action, name: str, pattern: str) -> bool:
         """A value that is not text is compared in its JSON form; a missing one matches nothing. In an `allow` rule, a
-        wildcard in a command never matches a character that ends or joins commands in a shell."""
+        wildcard in a command never matches a character that ends or joins commands in a shell, and a wildcard in a path
+        never matches `..`."""
         value = action.arguments.get(name)
         if value is None:
             return False
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if not fnmatch.fnmatchcase(text, pattern):
             return False
+        if self.decision != "allow":
+            return True
         is_command = action.effect == "execute" or name == "command"
-        return self.decision != "allow" or not is_command or not _adds_to_shell(text, pattern)
+        return not (is_command and _adds_to_shell(text, pattern)) and not (name == "path" and _climbs(text, pattern))
 
     def __str__(self) -> str:
         words: list[str] = [self.decision, f"effect:{self.effect}" if self.effect else self.tool or "*"]
@@ -96,14 +99,14 @@ class PolicyRule(Frozen, frozen=True):
 
 
 def parse(text: str) -> PolicyRule:
-    """Parse a rule. If it is invalid, raises Misconfigured with the reason."""
+    """Parses a rule. If it is invalid, raises Misconfigured with the reason."""
     decision, subject, rest = (*text.split(None, 2), "", "", "")[:3]
     if decision not in _DECISIONS:
         raise _wrong(text, f"must begin with one of {', '.join(_DECISIONS)}")
     kind, _, effect = subject.partition(":")
     is_effect = kind == "effect"
     if is_effect and effect not in _EFFECTS:
-        raise _wrong(text, f"names an unknown effect; there are {', '.join(_EFFECTS)}")
+        raise _wrong(text, f"names an unknown effect; the effects are {', '.join(_EFFECTS)}")
     if not is_effect and not _TOOL.fullmatch(subject):
         raise _wrong(text, f"needs a subject after {decision!r}: a tool, a pattern of tools, effect:NAME or *")
     channel, arguments = _conditions(text, rest.strip())
@@ -179,3 +182,8 @@ def _adds_to_shell(text: str, pattern: str) -> bool:
     """True if a wildcard matches a shell character. This is so if the text contains more of these characters than the
     pattern does literally."""
     return len(_SHELL.findall(text)) != len(_SHELL.findall(_WILDCARD.sub("", pattern)))
+
+
+def _climbs(text: str, pattern: str) -> bool:
+    """True if a wildcard matches a part of a path that leads to the folder above."""
+    return text.split("/").count("..") > pattern.split("/").count("..")

@@ -55,7 +55,7 @@ class Principal(Frozen, frozen=True):
         return self.role in RIGHTS[right]
 
     def require(self, right: Right) -> None:
-        """Raise NotAllowed unless this principal has the right. The error names the right and the roles that have
+        """Raises NotAllowed unless this principal has the right. The error names the right and the roles that have
         it."""
         if not self.may(right):
             raise NotAllowed(

@@ -59,7 +59,7 @@ class Redactor:
         self.learn(*secrets)
 
     def learn(self, *secrets: Secret) -> None:
-        """Add secrets to hide from now on."""
+        """Adds secrets to hide from now on."""
         fresh = [s for s in secrets if len(s.reveal()) >= SHORTEST and s not in self._known]
         if not fresh:
             return
@@ -84,7 +84,7 @@ class Redactor:
             yield found.start(), found.end(), _replacement(found)
 
     def begun(self, text: str) -> int:
-        """The length of the longest end of a truncated text that may be the beginning of a known secret."""
+        """Returns the length of the longest end of a truncated text that may be the beginning of a known secret."""
         longest = 0
         for secret in self._known:
             plain = secret.reveal()

@@ -19,7 +19,7 @@ FILE_BYTES = 64 * 1024
 
 
 class Secret:
-    """A secret text. Only `reveal()` returns it, and it should be called only where the text is used."""
+    """A secret string. Only `reveal()` returns it, and it should be called only where the text is used."""
 
     __slots__ = ("_text",)
 
@@ -30,7 +30,7 @@ class Secret:
         return self._text
 
     def digest(self) -> bytes:
-        """A digest that distinguishes secrets without revealing them."""
+        """Returns a digest that distinguishes secrets without revealing them."""
         return digest(self._text)
 
     def __repr__(self) -> str:

@@ -16,20 +16,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidegate.config import Config
-from tidegate.engine import EmbeddedEngine, StartedTurn, accept_and_start
+from tidegate.config import Config, LimitSettings
+from tidegate.engine import Engine, NewTurn, StartedTurn
 from tidegate.errors import Busy, Conflict, IdempotencyMismatch, NotFound, Refused, Stopping, StoreLost, TooLarge
 from tidegate.sessions.prompt_prefix import NewSession, PromptPrefixes
 from tidegate.sessions.uploads import accept_media
 from tidegate.spool import Spool, UploadFolder
 from tidegate.store import (
     Db,
+    OpenTurns,
     ParentTurn,
     ProcessRow,
     ReceiptRow,
     SessionRow,
+    StopRequest,
     Store,
     messages,
+    open_turns,
     processes,
     receipts,
     sessions,
@@ -54,6 +57,10 @@ TITLE_CHARACTERS = 60
 """The length of a title that is made from the first message."""
 
 
+Accept = Callable[..., StartedTurn | None]
+"""`Engine.accept`, which writes an accepted turn in the transaction of its message."""
+
+
 class Admission(Frozen, frozen=True):
     """The result of admitting a message. `started` is set if its turn was started in the same transaction."""
 
@@ -61,6 +68,10 @@ class Admission(Frozen, frozen=True):
     session: str
     how: Literal["queued", "steered", "attached", "replayed"]
     started: StartedTurn | None = None
+    ahead: int = 0
+    """The number of open turns that precede the turn in its session."""
+    stops: str | None = None
+    """The running turn that was asked to stop for this message."""
     tools: ToolsNote = ToolsNote()
 
 
@@ -69,7 +80,7 @@ class Intake:
         self,
         store: Store,
         config: Config,
-        engine: EmbeddedEngine,
+        engine: Engine,
         channels: Channels,
         prompt_prefixes: PromptPrefixes,
         spool: Spool,
@@ -85,11 +96,11 @@ class Intake:
         self._open = True
 
     def close(self) -> None:
-        """Refuse new turns, except tasks of turns that are still running."""
+        """Refuses new turns, except tasks of turns that are still running."""
         self._open = False
 
     async def accept(self, inbound: Inbound) -> Acceptance:
-        """Accept a message. When this returns, the message survives a kill."""
+        """Accepts a message. When this returns, the message survives a kill."""
         terms = await self._terms(inbound)
         if inbound.attachments:
             return await accept_media(inbound, self._store, self._spool, self._accept_with)
@@ -100,7 +111,7 @@ class Intake:
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
-        """Report the end of a background process to the session that started the process, once, as a message. The turn
+        """Reports the end of a background process to the session that started the process, once, as a message. The turn
         of this message runs on the channel on which the process was started, with the permissions and approvers of that
         channel."""
         session: SessionRow | None = await self._store.read(sessions.get, process.session)
@@ -125,8 +136,9 @@ class Intake:
             "inbound": inbound,
             "turn": new_id("t"),
             "fresh": await self._fresh(inbound),
-            "queue_length": self._config.limits.queue_length,
-            "take": self._engine.has_free_slot(inbound.within),
+            "limits": self._config.limits,
+            "take": self._engine.can_start(inbound.within),
+            "accept": self._engine.accept,
             "now": self._clock(),
         }
 
@@ -142,29 +154,21 @@ class Intake:
             own_tools=caller_tools is None or not caller_tools.only,
         )
 
-    def check_open(self, principal: str, within: str = "") -> None:
-        """Raises an error if a new turn of this principal cannot be accepted now. `within` is the running turn that
+    def check_open(self, within: str = "") -> None:
+        """Raises an error if no new turns can be accepted now. `within` is the running turn that
         delegates the new turn."""
-        if not self._open and not (within and self._engine.accepts_tasks(within)):
+        if not self._open and not (within and self._engine.can_start(within)):
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
         if (lost := self._store.lost) is not None:
             raise StoreLost(lost)
-        if within and self._engine.has_free_slot(within):
-            return
-        most, each = self._config.limits.waiting_total, self._config.limits.waiting_each
-        waiting = self._engine.waiting_total
-        if waiting >= most:
-            raise _overloaded(f"{most} turns are waiting already (limits.waiting_total)")
-        if waiting >= each and self._engine.waiting_of(principal) >= each:
-            raise _overloaded(f"{each} of your turns are waiting already (limits.waiting_each)")
 
     def _check(self, inbound: Inbound) -> None:
-        self.check_open(inbound.principal, inbound.within)
+        self.check_open(inbound.within)
         if inbound.channel not in self._channels.by_name or (inbound.channel == DELEGATE) != bool(inbound.within):
             raise Refused(f"There is no channel {inbound.channel!r}.", code="unknown_channel")
         if inbound.agent not in self._config.agents:
             known = ", ".join(sorted(self._config.agents))
-            raise NotFound(f"There is no agent {inbound.agent!r}; there are: {known}.", code="model_not_found")
+            raise NotFound(f"There is no agent {inbound.agent!r}; choose one of: {known}.", code="model_not_found")
         limits = self._config.limits
         if len(inbound.messages) > limits.call_messages:
             raise TooLarge(
@@ -183,25 +187,32 @@ class Intake:
                 )
 
     def _acknowledge(self, inbound: Inbound, admission: Admission) -> Acceptance:
-        """Submit the turn to the engine. Nothing is awaited between the commit and this call."""
+        """Submits the turn to the engine. Nothing is awaited between the commit and this call."""
         session, turn = admission.session, admission.turn
         if admission.how == "steered":
-            self._engine.steer(turn)
+            self._engine.wake(turn)
             return Acceptance(turn=turn, session=session, how="steered")
         if admission.how == "replayed":
             return Acceptance(turn=turn, session=session, how="replayed", tools=admission.tools)
         if admission.how == "attached":
-            self._engine.submit(session, turn, inbound.principal, resumed=True, within=inbound.within or None)
+            self._engine.submit(session, turn, within=inbound.within or None)
             return Acceptance(turn=turn, session=session, how="attached", tools=admission.tools)
-        running = self._engine.running(session) if inbound.busy == "interrupt" else None
-        ahead = self._engine.submit(
-            session, turn, inbound.principal, started=admission.started, within=inbound.within or None
-        )
-        how: Literal["started", "queued", "interrupting"] = "queued" if ahead else "started"
-        if running is not None:
-            running.stop("by a newer message")
+        self._engine.submit(session, turn, within=inbound.within or None, started=admission.started)
+        how: Literal["started", "queued", "interrupting"] = "queued" if admission.ahead else "started"
+        if admission.stops is not None:
+            self._engine.wake(admission.stops)
             how = "interrupting"
-        return Acceptance(turn=turn, session=session, how=how, ahead=ahead, tools=admission.tools)
+        return Acceptance(turn=turn, session=session, how=how, ahead=admission.ahead, tools=admission.tools)
+
+
+def check_waiting(db: Db, principal: str, limits: LimitSettings) -> None:
+    """Raises an error if no further turn of this principal may wait."""
+    most, each = limits.waiting_total, limits.waiting_each
+    waiting = open_turns.waiting(db)
+    if waiting >= most:
+        raise _overloaded(f"{most} turns are waiting already (limits.waiting_total)")
+    if waiting >= each and open_turns.waiting_of(db, principal) >= each:
+        raise _overloaded(f"{each} of your turns are waiting already (limits.waiting_each)")
 
 
 def _overloaded(what: str) -> Busy:
@@ -209,8 +220,8 @@ def _overloaded(what: str) -> Busy:
 
 
 def _admit_report(db: Db, /, process: str, **terms: Any) -> Admission | None:
-    """Admit the report of a finished process and mark the process as reported, in one step. Returns None if the process
-    was already reported."""
+    """Admits the report of a finished process and marks the process as reported, in one step. Returns None if the
+    process was already reported."""
     return admit(db, **terms) if processes.mark_reported(db, process) else None
 
 
@@ -220,13 +231,14 @@ def admit(
     turn: str,
     fresh: NewSession | None,
     *,
-    queue_length: int,
+    limits: LimitSettings,
     take: bool,
+    accept: Accept,
     now: float,
     uploads: UploadFolder | None = None,
 ) -> Admission:
-    """Admit a message. With `take`, the turn of an idle session is also started in this transaction, which saves a
-    second transaction. `uploads` contains the larger media of the messages."""
+    """Admit a message. With `take`, the engine may start the turn of an idle session in this transaction, which saves a
+    second one. `accept` is the engine's method. `uploads` contains the larger media of the messages."""
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
         return known
@@ -235,59 +247,57 @@ def admit(
     if uploads is not None:
         uploads.commit(db, session.id)
     if inbound.busy == "steer" and not created and inbound.messages[0].role != "tool":
-        running = turns.running(db, session.id)
+        running = open_turns.running(db, session.id)
         # Rules about a channel apply to its messages, so a message never joins a turn of another channel.
         if running is not None and turns.channel(db, running) == inbound.channel:
-            if messages.count_waiting(db, running) >= queue_length:
-                raise _queue_full(queue_length)
+            if messages.count_waiting(db, running) >= limits.queue_length:
+                raise _queue_full(limits.queue_length)
             _accept(db, inbound, session.id, running, now)
             _note_receipts(db, inbound, running, ToolsNote(), now)
             return Admission(turn=running, session=session.id, how="steered")
     within = _within(db, inbound)
-    idle = created or turns.is_idle(db, session.id)
+    ahead = OpenTurns() if created else open_turns.of_session(db, session.id)
+    idle = not (ahead.running or ahead.waiting)
     inbound = _with_calls(db, inbound, session.id, idle=idle)
-    if not idle and turns.waiting(db, session.id) >= queue_length:
-        raise _queue_full(queue_length)
+    if ahead.waiting >= limits.queue_length:
+        raise _queue_full(limits.queue_length)
+    if not (take and idle):
+        check_waiting(db, inbound.principal, limits)
     has_tools = inbound.call.caller_tools is not None or inbound.call.tool_choice
     clashes = _shadowed(db, inbound, session) if has_tools else ()
     changed = not created and inbound.call.tools_digest != _tools_ahead(db, session, idle=idle)
     tools = ToolsNote(shadowed=clashes, changed=changed)
     _note_receipts(db, inbound, turn, tools, now)
     reaction = on_disconnect(inbound, ephemeral=session.kind == "ephemeral")
-    if take and idle:
-        started = accept_and_start(
-            db,
-            session,
-            turn=turn,
-            channel=inbound.channel,
-            call=inbound.call,
-            on_disconnect=reaction,
-            incoming=inbound.messages,
-            now=now,
-            job=inbound.job,
-            within=within,
-        )
-        return Admission(turn=turn, session=session.id, how="queued", started=started, tools=tools)
-    turns.insert(
-        db,
+    new = NewTurn(
         id=turn,
-        session=session.id,
         channel=inbound.channel,
         call=inbound.call,
         on_disconnect=reaction,
-        now=now,
+        messages=inbound.messages,
         job=inbound.job,
         within=within,
     )
-    _accept(db, inbound, session.id, turn, now)
-    return Admission(turn=turn, session=session.id, how="queued", tools=tools)
+    started = accept(db, session, new, now, start=take and idle)
+    stops = ahead.running[0] if ahead.running and inbound.busy == "interrupt" else None
+    if stops is not None:
+        turns.request_stop(db, stops, StopRequest("by a newer message"))
+    return Admission(
+        turn=turn,
+        session=session.id,
+        how="queued",
+        started=started,
+        ahead=len(ahead.running) + ahead.waiting,
+        stops=stops,
+        tools=tools,
+    )
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
     """Returns the names of caller tools that will not be offered. Refuses a `tool_choice` that requires a tool call if
-    no tool, or not the required one, is offered."""
-    chosen = inbound.call.chosen_tool
-    if (inbound.call.caller_tools is None and not inbound.call.is_forced) or session.prefix is None:
+    no tool is offered, and one that names a tool that is not offered."""
+    chosen = inbound.call.chosen_tools
+    if (inbound.call.caller_tools is None and not inbound.call.is_forced and not chosen) or session.prefix is None:
         return ()
     prefix = sessions.prefix(db, session.prefix).with_caller_tools(inbound.call.caller_tools)
     if inbound.call.is_forced and not chosen and not prefix.offered:
@@ -295,9 +305,11 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
             "`tool_choice` requires a tool call, but this agent has no tools; send `tools`, or leave it out.",
             param="tool_choice",
         )
-    if chosen and all(tool.name != chosen for tool in prefix.offered):
+    offered = {tool.name for tool in prefix.offered}
+    missing = [name for name in chosen if name not in offered]
+    if missing:
         raise Refused(
-            f"`tool_choice` names the tool {chosen[:100]!r}, which is neither in `tools` nor the agent's own.",
+            f"`tool_choice` names the tool {missing[0][:100]!r}, which is neither in `tools` nor the agent's own.",
             param="tool_choice",
         )
     return tuple(sorted(prefix.shadowed))
@@ -307,7 +319,7 @@ def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
     """Returns the digest of the caller tools that the session will have once its last waiting turn has started."""
     if idle:
         return session.caller_tools
-    calls = turns.waiting_calls(db, session.id)
+    calls = open_turns.waiting_calls(db, session.id)
     fixed = (call for call in calls if call.caller_tools is None or call.caller_tools.definitions)
     last = next(fixed, None)
     return session.caller_tools if last is None else last.tools_digest

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.config import Config
-from tidegate.engine import EmbeddedEngine
+from tidegate.engine import Engine, build_engine
+from tidegate.http_client import Network
 from tidegate.lifetimes import Presence, Scope
 from tidegate.log import Log
 from tidegate.models import Models
@@ -54,7 +55,7 @@ class Components:
     provenance: Provenance
     workspaces: Workspaces
     runner: Runner
-    engine: EmbeddedEngine
+    engine: Engine
     prompt_prefixes: PromptPrefixes
     intake: Intake
     endings: SessionEndings
@@ -80,15 +81,17 @@ def build_components(
     environment: Mapping[str, str] | None = None,
     search_key: Secret | None = None,
     plugins: "Plugins | None" = None,
+    network: Network | None = None,
 ) -> Components:
     """Builds all components. `environment` is the environment of the process, from which commands get the variables
-    that the settings name. `search_key` is the key of the web search engine. `plugins` are the configured plug-ins."""
+    that the settings name. `search_key` is the key of the web search engine. `plugins` are the configured plug-ins.
+    `network` says how the web tools reach other hosts."""
     channels = channels or Channels()
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
     spool = _spool(config, store, clock)
     # The engine and the intake are built later, so callbacks look them up when they are called.
-    approvals = Approvals(store, config, channels, clock=clock, signal=lambda turn: engine.signal(turn))
+    approvals = Approvals(store, config, channels, clock=clock, wake=lambda turn: engine.wake(turn))
     provenance = _provenance(config, store, clock)
     workspaces = Workspaces(
         scope,
@@ -101,7 +104,7 @@ def build_components(
         environment=environment or {},
         provenance=provenance,
     )
-    web = _web_access(config, spool, search_key)
+    web = _web_access(config, spool, search_key, network)
     skills = _skills(config, provenance)
     project_files = _project_files(config, provenance)
     memory, extractor = _memory(config, store, models, budgets, clock, _plugin(plugins, "memory"))
@@ -120,7 +123,7 @@ def build_components(
     tool_env = ToolEnv(config, spool, approvals, workspaces, services)
     on_summarised = None if memory is None else memory.queue_current_notes
     compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, on_summarised)
-    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, clock)
+    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, channels, clock)
     scope.on_close(runner.histories.close, name="histories")
     sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory)
     prompt_prefixes = PromptPrefixes(
@@ -131,7 +134,7 @@ def build_components(
         mark=None if memory is None else memory.mark,
     )
     limits = config.limits
-    engine = EmbeddedEngine(
+    engine = build_engine(
         scope, store, presence, runner, turns=limits.turns, turn_seconds=limits.turn_seconds, clock=clock
     )
     intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock)
@@ -162,7 +165,7 @@ async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
 
 
 async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:
-    """Remove the files of a session whose rows have been deleted."""
+    """Removes the files of a session whose rows have been deleted."""
     await workspaces.discard(session)
     await spool.remove(session)
     if recall is not None and recall.index is not None:
@@ -177,7 +180,6 @@ def _presence(scope: Scope, config: Config) -> Presence:
         resident_bytes=limits.resident_bytes,
         idle_ttl=limits.idle_ttl,
         warn=lambda message, fields: log.warning(message, **fields),
-        is_waiting=lambda turn: turn.waits_for_person,
     )
 
 
@@ -208,12 +210,12 @@ def _provenance(config: Config, store: Store, clock: Callable[[], float]) -> Pro
 # Each of the following imports its module only if an agent uses it.
 
 
-def _web_access(config: Config, spool: Spool, key: Secret | None) -> "WebAccess | None":
+def _web_access(config: Config, spool: Spool, key: Secret | None, network: Network | None) -> "WebAccess | None":
     if not _uses(config, "web"):
         return None
     from tidegate.tools.builtin.web.http_access import WebAccess
 
-    return WebAccess(config.web, workers=spool.workers, key=key)
+    return WebAccess(config.web, workers=spool.workers, key=key, network=network)
 
 
 def _skills(config: Config, provenance: Provenance) -> "SkillLibrary | None":
@@ -259,7 +261,7 @@ def _memory(
 
 
 def _delegation(
-    config: Config, store: Store, engine: Callable[[], EmbeddedEngine], intake: Callable[[], Intake]
+    config: Config, store: Store, engine: Callable[[], Engine], intake: Callable[[], Intake]
 ) -> "Delegation | None":
     if not any(agent.delegates and DELEGATE in agent.tools for agent in config.agents.values()):
         return None

@@ -11,7 +11,7 @@ The stream keeps a cursor instead of a queue, and loads a bounded number of rows
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from tidegate.engine import EmbeddedEngine, LiveTurn, TurnLog, slim
+from tidegate.engine import Engine, TurnLog
 from tidegate.security import Principal
 from tidegate.sessions import queries
 from tidegate.sessions.components import Components
@@ -26,7 +26,7 @@ async def watch(
     followed: TurnLog | None = None
     store, engine = components.store, components.engine
     with components.presence.keep_present(session) as record:
-        live = _unfollowed(engine, session, followed)
+        log = await _unfollowed(engine, session, followed)
         await queries.visible_session(store, session, principal)
         for question in await components.approvals.open_events(session):
             yield None, question
@@ -34,21 +34,21 @@ async def watch(
             news = record.expect()
             # Read before anything is awaited: a short turn may have ended by the time its rows are read, and only its
             # log has the other events and the outcome.
-            live = live or _unfollowed(engine, session, followed)
             try:
+                log = log or await _unfollowed(engine, session, followed)
                 row = await queries.visible_session(store, session, principal)
                 page = await store.read(queries.page, session, seen, queries.STREAM_ROWS, queries.STREAM_BYTES)
-                live = live or _unfollowed(engine, session, followed)
+                log = log or await _unfollowed(engine, session, followed)
                 for found in page.rows:
-                    if live is not None and found.turn == live.turn and not live.resumed:
+                    if log is not None and found.turn == log.turn and not log.resumed:
                         break  # the turn's log has this row at its position
                     seen = max(seen, found.seq or 0)
-                    yield found.seq, MessageAdded(seq=found.seq or 0, message=slim(found.message))
+                    yield found.seq, TurnLog.row_event(found.seq or 0, found.message)
                 else:
                     if page.more:
                         continue  # the running turn comes after these rows
-                if live is not None:
-                    followed, live = live.log, None
+                if log is not None:
+                    followed, log = log, None
                     del page  # the turn may run for long
                     # Closed here, so that a turn immediately notices that its reader has left.
                     async with aclosing(followed.read()) as batches:
@@ -67,9 +67,13 @@ async def watch(
                 news.cancel()
 
 
-def _unfollowed(engine: EmbeddedEngine, session: str, followed: TurnLog | None) -> LiveTurn | None:
-    live = engine.running(session)
-    return live if live is not None and live.log is not followed else None
+async def _unfollowed(engine: Engine, session: str, followed: TurnLog | None) -> TurnLog | None:
+    """Returns the log of the running turn, unless it was followed already. Its first event says which rows it has."""
+    log = engine.follow_session(session)
+    if log is None or log is followed:
+        return None
+    await log.begun()
+    return log
 
 
 def _unsent(batch: list[Event], seen: int) -> list[Event]:

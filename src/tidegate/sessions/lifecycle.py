@@ -17,12 +17,11 @@ from typing import Any, Protocol
 
 import anyio
 
-from tidegate.engine import EmbeddedEngine
+from tidegate.engine import Engine
 from tidegate.errors import HookPostponed
 from tidegate.lifetimes import Presence, Scope, gather
 from tidegate.log import Log
-from tidegate.store import Db, SessionKind, SessionRow, Store, maintenance, sessions, turns
-from tidegate.values import Outcome
+from tidegate.store import Db, SessionKind, SessionRow, Store, maintenance, open_turns, sessions
 
 log = Log(__name__)
 
@@ -35,11 +34,11 @@ PREPARE_SECONDS = 30.0
 timer can try again."""
 
 BATCH = 100
-"""The number of sessions that expiry ends in one write. Such a write takes some milliseconds, and turns run between the
-writes."""
+"""The number of sessions that expiry ends in one write. Such a write takes a few milliseconds, and turns run between
+the writes."""
 
 BATCHES = 200
-"""The most batches in one run of the timer: enough even after months without a run."""
+"""The maximum number of batches in one run of the timer: enough even after months without a run."""
 
 HOOKS_AT_ONCE = 8
 """The number of hooks that one run prepares concurrently. A hung hook then delays few others, and a start does not run
@@ -79,7 +78,7 @@ class SessionEndings:
         self,
         store: Store,
         presence: Presence,
-        engine: EmbeddedEngine,
+        engine: Engine,
         hooks: Mapping[str, EndHook],
         clock: Callable[[], float],
         on_deleted: Callable[[str], Awaitable[None]],
@@ -111,10 +110,9 @@ class SessionEndings:
 
     async def end(self, session: str, reason: str) -> bool:
         """End a session. Returns True if this call ended it."""
-        refused = await self._store.write(_end, session, reason, self._names, self._clock())
-        if refused is None:
+        if not await self._store.write(_end, session, reason, self._names, self._clock()):
             return False
-        await self._release(session, refused, reason)
+        await self._stop_turns(session, reason)
         await self.finish(session)
         if self._slow and len(self._in_progress) < SLOW_AT_ONCE and self._scope.open:
             # lint: allow a few, see above; the timer does the rest
@@ -123,11 +121,11 @@ class SessionEndings:
         return True
 
     async def delete(self, session: str) -> bool:
-        """Delete a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
+        """Deletes a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
         deletes the session later."""
-        refused = await self._store.write(_end_to_delete, session, self._names, self._clock())
+        await self._store.write(_end_to_delete, session, self._names, self._clock())
         # This applies even if another call has ended the session: that call may still be waiting for the turn.
-        await self._release(session, refused, "delete")
+        await self._stop_turns(session, "delete")
         await self.finish(session)
         owed = await self._store.read(sessions.owed_hooks, session)
         if owed:
@@ -135,7 +133,7 @@ class SessionEndings:
         return not owed
 
     async def finish(self, session: str | None = None) -> int:
-        """Run pending end hooks: of one session when it has ended, or of all sessions at the start and on the timer.
+        """Runs pending end hooks: of one session when it has ended, or of all sessions at startup and on the timer.
         Returns the number of hooks that took effect. Slow hooks that apply to the session are skipped."""
         run = _Run(HOOKS_AT_ONCE)
         if session is not None:
@@ -151,7 +149,7 @@ class SessionEndings:
         return done
 
     async def finish_slow(self, session: str | None = None) -> int:
-        """Run pending slow hooks that are not already in progress: those of one session or, on the timer, of several
+        """Runs pending slow hooks that are not already in progress: those of one session or, on the timer, of several
         sessions."""
         run = _Run(SLOW_AT_ONCE)
         owed = await self._pending_slow(session)
@@ -216,7 +214,7 @@ class SessionEndings:
             return int(effect)
 
     async def expire(self, kind: SessionKind, idle: float | None) -> int:
-        """End sessions that have been idle for too long. A session with a running or waiting turn is never ended, even
+        """Ends sessions that have been idle for too long. A session with a running or waiting turn is never ended, even
         if its message arrived after the lookup. `finish` runs the hooks. Returns the number of sessions ended."""
         if idle is None:
             return 0
@@ -225,14 +223,14 @@ class SessionEndings:
             found = await self._store.read(sessions.idle, kind=kind, before=before, limit=BATCH)
             ended = await self._store.write(_end_idle, found, kind == "ephemeral", before, hooks, self._clock())
             for session in ended:
-                await self._release(session, (), "expiry")
+                self._forget(session)  # it had no open turn
             total += len(ended)
             if len(found) < BATCH:
                 break
         return total
 
     async def purge(self, retention: float | None) -> int:
-        """Delete the transcripts of sessions whose retention period is over, and return the number of sessions. Each
+        """Deletes the transcripts of sessions whose retention period is over, and returns the number of sessions. Each
         transcript is deleted in separate writes, since it may be long."""
         if retention is None:
             return 0
@@ -246,13 +244,12 @@ class SessionEndings:
                 break
         return total
 
-    async def _release(self, session: str, refused: Sequence[Outcome], reason: str) -> None:
-        """Notify the waiters of an ended session, stop its running turn, and drop it from memory."""
-        if self._presence.get(session) is not None:
-            self._engine.refuse(refused)
-            self._engine.interrupt_all(session, f"because its session ended ({reason})")
-            with anyio.move_on_after(STOP_SECONDS):
-                await self._engine.idle(session)
+    async def _stop_turns(self, session: str, reason: str) -> None:
+        """Stop the running turn of an ended session, and drop the session from memory."""
+        await self._engine.stop_session(session, f"because its session ended ({reason})", STOP_SECONDS)
+        self._forget(session)
+
+    def _forget(self, session: str) -> None:
         self._on_ended(session)
         self._presence.drop(session)
 
@@ -280,25 +277,19 @@ def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: floa
     effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
         write(db)
-    is_due = sessions.owed_hooks(db, session) == [sessions.DELETE_HOOK] and turns.is_idle(db, session)
+    is_due = sessions.owed_hooks(db, session) == [sessions.DELETE_HOOK] and open_turns.is_idle(db, session)
     return effect, is_due and sessions.delete(db, session)
 
 
-def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...] | None:
-    """Ends the session and returns the outcomes of the turns that were waiting. Returns None if this call did not end
-    the session."""
-    ended = sessions.end(db, session, reason=reason, hooks=hooks, now=now)
-    if ended is None:
-        return None
-    outcomes = (turns.outcome(db, turn) for turn in ended.refused)
-    return tuple(outcome for outcome in outcomes if outcome is not None)
+def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) -> bool:
+    """Ends the session and refuses its queued turns. Returns False if this call did not end the session."""
+    return sessions.end(db, session, reason=reason, hooks=hooks, now=now) is not None
 
 
-def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> tuple[Outcome, ...]:
+def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> None:
     """Like `_end`, but also accepts a session that has already ended."""
-    refused = _end(db, session, "delete", hooks, now)
+    _end(db, session, "delete", hooks, now)
     sessions.mark_for_deletion(db, session)
-    return refused or ()
 
 
 def _end_idle(

@@ -15,7 +15,7 @@ from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
 INDEX_BATCHES = 20
-"""The number of writes to the search index in one run. Each takes some milliseconds. A search indexes the remaining
+"""The number of writes to the search index in one run. Each takes a few milliseconds. A search indexes the remaining
 rows itself."""
 
 STRANDED_SECONDS = 30.0
@@ -23,7 +23,7 @@ STRANDED_SECONDS = 30.0
 engine within milliseconds."""
 
 BATCHES = 200
-"""The most batches of one kind in one run: far more than a run every few minutes needs."""
+"""The maximum number of batches of one kind in one run: far more than a run every few minutes needs."""
 
 VACUUM_PAGES = 256
 """The number of free database pages returned to the disk in one batch."""
@@ -44,7 +44,7 @@ class MaintenanceTask(Frozen, frozen=True):
 
 
 async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATCHES) -> int:
-    """Run `batch` until it returns less than `full`. Returns the sum of its results."""
+    """Runs `batch` until it returns less than `full`. Returns the sum of its results."""
     total = 0
     for _ in range(most):
         done = await batch()

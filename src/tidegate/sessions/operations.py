@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 
+from tidegate.engine import NewTurn
 from tidegate.errors import Conflict, Refused
 from tidegate.security import Principal
 from tidegate.sessions import queries
+from tidegate.sessions.admission import check_waiting
 from tidegate.sessions.components import Components
 from tidegate.sessions.prompt_prefix import NewSession
-from tidegate.store import Db, SessionRow, audit, messages, sessions, settings, spooled, summaries, turns
+from tidegate.store import Db, SessionRow, audit, messages, open_turns, sessions, settings, spooled, summaries, turns
 from tidegate.turns import COMPACTION_REQUESTED, SUMMARY_COOLDOWN
 from tidegate.values import Acceptance, new_id
 
@@ -22,7 +24,7 @@ MODEL = "model"
 """The key of the setting that /model changes."""
 
 LONGEST_TITLE = 200
-"""The most characters of a title. Titles are shown on one line of a list."""
+"""The maximum number of characters of a title. Titles are shown on one line of a list."""
 
 
 class Operations:
@@ -47,7 +49,7 @@ class Operations:
         source: str,
         lasts: float | None = None,
     ) -> float | None:
-        """Set a setting of the session. The setting survives unloading and restarts, and expires when the session ends
+        """Sets a setting of the session. The setting survives unloading and restarts, and expires when the session ends
         or after `lasts` seconds. Returns the time when it expires."""
         await self._owned(session, principal)
         now = self._clock()
@@ -76,15 +78,15 @@ class Operations:
     async def choose_model(
         self, session: str, principal: Principal, name: str, *, lasts: float | None = None
     ) -> float | None:
-        """Choose the model of this session, until the session ends or for `lasts` seconds. The new model is informed of
-        the change once. Returns the time when the choice expires."""
+        """Chooses the model of this session, until the session ends or for `lasts` seconds. The new model is informed
+        of the change once. Returns the time when the choice expires."""
         row = await self._owned(session, principal)
         ends = None if lasts is None else self._clock() + lasts
         await self._choose_model(row, principal, name, ends)
         return ends
 
     async def _choose_model(self, row: SessionRow, principal: Principal, name: str | None, ends: float | None) -> bool:
-        """Store the choice; None stands for the agent's own model. Returns True if a choice was made or an earlier
+        """Stores the choice; None stands for the agent's own model. Returns True if a choice was made or an earlier
         choice was cleared."""
         now = self._clock()
         agent = self._config.agents.get(row.agent)
@@ -106,7 +108,7 @@ class Operations:
         return await self._store.write(write)
 
     async def ask_to_compact(self, session: str, principal: Principal) -> None:
-        """Summarise older messages with the next turn, even if a recent summary was useless."""
+        """Summarises older messages with the next turn, even if a recent summary was useless."""
         await self.clear_setting(session, principal, SUMMARY_COOLDOWN)
         await self.set_setting(session, principal, COMPACTION_REQUESTED, True, source="command")
 
@@ -115,7 +117,7 @@ class Operations:
         await self._store.write(sessions.set_title, session, _checked_title(title))
 
     async def undo(self, session: str, principal: Principal) -> str:
-        """Remove the last turn from the model's view. The turn's rows stay in the transcript and are marked as undone.
+        """Removes the last turn from the model's view. The turn's rows stay in the transcript and are marked as undone.
         Returns the turn's id."""
         row = await self._idle_session(session, principal)
 
@@ -130,9 +132,9 @@ class Operations:
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:
         """Undo the last turn and run its messages again in a new turn. The limits for a new message apply."""
-        self._intake.check_open(principal.id)
-        await self._idle_session(session, principal)
-        turn, now = new_id("t"), self._clock()
+        self._intake.check_open()
+        row = await self._idle_session(session, principal)
+        turn, now, can_start = new_id("t"), self._clock(), self._engine.can_start()
 
         def write(db: Db) -> None:
             last = _undo_last(db, session, now)
@@ -143,29 +145,23 @@ class Operations:
             if old is None:
                 raise Conflict("There is no turn to retry.")
             _close_calls(db, session, now, except_ids=frozenset(message.call_id for message in incoming))
-            turns.insert(
-                db,
-                id=turn,
-                session=session,
-                channel=old.channel,
-                call=old.call,
-                on_disconnect="continue",
-                now=now,
-                job=old.job,
+            if not can_start:
+                check_waiting(db, principal.id, self._config.limits)
+            new = NewTurn(
+                id=turn, channel=old.channel, call=old.call, on_disconnect="continue", messages=incoming, job=old.job
             )
-            for message in incoming:
-                messages.accept(db, session=session, turn=turn, message=message, now=now)
+            self._engine.accept(db, row, new, now, start=False)
 
         def then(_: None) -> Acceptance:
             # Nothing is awaited between the commit and this call, so that the engine gets turns in commit order.
             self._presence.unload(session, reason="retry")
-            self._engine.submit(session, turn, principal.id)
+            self._engine.submit(session, turn)
             return Acceptance(turn=turn, session=session, how="started")
 
         return await self._store.write_then(then, write)
 
     async def reload(self, session: str, principal: Principal) -> bool:
-        """Replace the frozen prompt and tools with those configured now. Returns True if anything changed."""
+        """Replaces the frozen prompt and tools with those configured now. Returns True if anything changed."""
         row = await self._idle_session(session, principal)
         extra = await self._store.read(sessions.extra, row)
         frozen = await self._store.read(sessions.prefix, row.prefix) if row.prefix is not None else None
@@ -193,7 +189,7 @@ class Operations:
         return await self._store.write_then(then, write)
 
     async def resume(self, session: str, principal: Principal) -> tuple[str, bool]:
-        """Switch to another session. An ended session is never reopened; instead, a new session begins with its
+        """Switches to another session. An ended session is never reopened; instead, a new session begins with its
         transcript. Returns the id of the session, and True if the session is new."""
         row = await self._row(session, principal)
         if row.ended is None:
@@ -216,7 +212,7 @@ class Operations:
         """Returns the session if it is idle. This is only an early check; `_check_idle`, in the write transaction, is
         authoritative."""
         row = await self._owned(session, principal)
-        if self._engine.running(session) is not None or self._engine.waiting(session):
+        if not await self._store.read(open_turns.is_idle, session):
             raise _mid_turn()
         return row
 
@@ -225,7 +221,7 @@ class Operations:
 
 
 def _record(db: Db, session: str, principal: Principal, key: str, value: Any, now: float) -> None:
-    """Record a setting in the audit log, except for the gateway's internal ones. `value` is None if the setting was
+    """Records a setting in the audit log, except for the gateway's internal ones. `value` is None if the setting was
     cleared."""
     if not key.startswith(settings.OWN):
         of = None if value is None else msgspec.json.encode(value)
@@ -269,7 +265,7 @@ def _begin_with(db: Db, old: SessionRow, again: str, principal: str, extra: str,
 
 
 def _check_idle(db: Db, session: str) -> None:
-    if not turns.is_idle(db, session):
+    if not open_turns.is_idle(db, session):
         raise _mid_turn()
 
 
@@ -296,7 +292,7 @@ def _undo(db: Db, session: str, now: float) -> str:
 
 
 def _close_calls(db: Db, session: str, now: float, *, except_ids: frozenset[str] = frozenset()) -> None:
-    """Close the tool calls that an undone turn had answered, in a session that no longer has caller tools. This is
+    """Closes the tool calls that an undone turn had answered, in a session that no longer has caller tools. This is
     necessary because the next turn looks for open calls only in sessions that have caller tools. The results belong to
     the turn of the calls and are undone with it."""
     row = sessions.get(db, session)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
-from tidegate import engine
 from tidegate.errors import NotFound
 from tidegate.security import Principal
 from tidegate.sessions.views import SessionView
@@ -18,14 +17,19 @@ from tidegate.store import (
     AuditRow,
     Db,
     MessageRow,
+    OpenTurns,
     SessionRow,
+    SettingRow,
     Store,
     UsageTotal,
     audit,
     messages,
+    open_turns,
     principals,
+    receipts,
     session_search,
     sessions,
+    settings,
     turns,
     usage,
 )
@@ -37,7 +41,7 @@ STREAM_BYTES = 256 * 1024
 be streamed to slow readers concurrently."""
 
 LISTING_MOST = 500
-"""The most rows of one listing, whatever limit is requested."""
+"""The maximum number of rows of one listing, whatever limit is requested."""
 
 
 def visible_to(principal: Principal | None) -> str | None:
@@ -62,10 +66,21 @@ def outcome(db: Db, turn: str, own: str | None) -> Outcome | None:
     return turns.outcome(db, turn) if own is None else turns.outcome_for(db, turn, own)
 
 
+def fetched_outcome(db: Db, turn: str, own: str | None) -> tuple[Outcome | None, bool]:
+    """Returns the outcome, and True if it is stored only until it was fetched."""
+    found = outcome(db, turn, own)
+    return found, found is not None and receipts.is_unfetched(db, turn)
+
+
 def listing(
     db: Db, own: str | None, ended: bool | None, limit: int, before: tuple[float, str] | None
 ) -> list[SessionRow]:
     return sessions.listing(db, principal=own, ended=ended, limit=min(limit, LISTING_MOST), before=before)
+
+
+def details(db: Db, session: str, now: float) -> tuple[OpenTurns, tuple[SettingRow, ...]]:
+    """Returns the open turns and the settings of a session."""
+    return open_turns.of_session(db, session), tuple(settings.get_all(db, session, now))
 
 
 def usage_in(
@@ -133,7 +148,7 @@ def newest(db: Db, session: str, before: int | None, limit: int) -> TranscriptPa
 
 
 def without_bytes(page: TranscriptPage) -> TranscriptPage:
-    rows = tuple(msgspec.structs.replace(row, message=engine.without_bytes(row.message)) for row in page.rows)
+    rows = tuple(msgspec.structs.replace(row, message=row.message.without_bytes()) for row in page.rows)
     return TranscriptPage(rows=rows, more=page.more)
 
 

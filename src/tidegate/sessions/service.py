@@ -39,10 +39,13 @@ from tidegate.store import (
     AuditKind,
     AuditRow,
     Db,
+    OpenTurns,
     SessionRow,
     SettingRow,
     UsageTotal,
     audit,
+    open_turns,
+    receipts,
     search_index,
     settings,
     turns,
@@ -87,7 +90,7 @@ class Sessions:
 
     def turn_log(self, turn: str) -> TurnLog | None:
         """Returns the log of a turn that waits or runs in this process."""
-        return self._engine.log(turn)
+        return self._engine.follow(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
         """Returns the current outcome of a turn. Its state is queued or running until the turn has ended."""
@@ -96,31 +99,40 @@ class Sessions:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return found
 
+    async def fetch_outcome(self, turn: str, principal: Principal) -> Outcome:
+        """Like `outcome`, for the caller itself. The outcome of a one-shot call that nobody waited for is kept until
+        it was fetched in this way."""
+        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, queries.visible_to(principal))
+        if found is None:
+            raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
+        if is_unfetched:
+            await self._store.write(receipts.forget_outcome, turn)
+        return found
+
     async def abandon(self, turn: str) -> None:
         """Called when a reader of the turn has disconnected. Stops the turn if its caller requested that and no other
         reader is left."""
         row = await self._store.read(turns.get, turn)
-        log = self._engine.log(turn)
+        log = self._engine.follow(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:
-            self._engine.interrupt(turn, "because its caller disconnected", abandoned=True)
+            await self._engine.stop(turn, "because its caller disconnected", abandoned=True)
 
     # -- sessions --
 
     async def stop(self, session: str, principal: Principal) -> str | None:
-        """Stop the running turn, if there is one, and return its id. Waiting turns stay in the queue."""
+        """Stops the running turn, if there is one, and returns its id. Waiting turns stay in the queue."""
         await self.row(session, principal)
-        running = self._engine.running(session)
-        if running is None:
+        running = await self._store.read(open_turns.running, session)
+        if running is None or not await self._engine.stop(running, "by its user"):
             return None
-        running.stop("by its user")
-        return running.turn
+        return running
 
     async def end(self, session: str, principal: Principal, reason: str) -> bool:
         await self.row(session, principal)
         return await self._endings.end(session, reason)
 
     async def delete(self, session: str, principal: Principal) -> bool:
-        """End the session and delete its rows as soon as no end hook is pending. Returns True if the rows are already
+        """Ends the session and deletes its rows as soon as no end hook is pending. Returns True if the rows are already
         deleted, which is usually the case."""
         await self.row(session, principal)
         return await self._endings.delete(session)
@@ -131,8 +143,8 @@ class Sessions:
 
     async def session(self, session: str, principal: Principal) -> SessionView:
         row = await self.row(session, principal)
-        held = tuple(await self._store.read(settings.get_all, session, self._clock()))
-        return self._view(row, held)
+        open_of_session, held = await self._store.read(queries.details, session, self._clock())
+        return self._view(row, open_of_session, held)
 
     async def sessions(
         self,
@@ -147,10 +159,14 @@ class Sessions:
         """Returns sessions, newest first. With `everyone`, the owner sees the sessions of all principals."""
         own = None if everyone and principal.may("configure") else principal.id
         if query:
-            found = await queries.mentioning(self._store, query, own, ended, limit)
-            return [msgspec.structs.replace(self._view(row), excerpt=excerpt or None) for row, excerpt in found]
-        rows = await self._store.read(queries.listing, own, ended, limit, before)
-        return [self._view(row) for row in rows]
+            mentions = await queries.mentioning(self._store, query, own, ended, limit)
+        else:
+            mentions = [(row, "") for row in await self._store.read(queries.listing, own, ended, limit, before)]
+        found = await self._store.read(open_turns.of_sessions, [row.id for row, _ in mentions])
+        return [
+            msgspec.structs.replace(self._view(row, found.get(row.id, OpenTurns())), excerpt=excerpt or None)
+            for row, excerpt in mentions
+        ]
 
     async def transcript(
         self,
@@ -247,11 +263,11 @@ class Sessions:
         return self._config.expiry.named_idle
 
     def now(self) -> float:
-        """The current time, by the clock that sessions use."""
+        """Returns the current time, by the clock that sessions use."""
         return self._clock()
 
-    def is_running(self, session: str) -> bool:
-        return self._engine.running(session) is not None
+    async def is_running(self, session: str) -> bool:
+        return await self._store.read(open_turns.running, session) is not None
 
     def is_extracted(self, row: SessionRow) -> bool:
         """True if notes will be extracted from this session when it has ended."""
@@ -293,18 +309,17 @@ class Sessions:
     def models(self) -> tuple[str, ...]:
         return self._models.names
 
-    def _view(self, row: SessionRow, held: tuple[Any, ...] | None = None) -> SessionView:
-        """Returns the view of a session. `held` are the session's settings. Without them, as in a list, no fallback is
-        shown."""
-        running = self._engine.running(row.id)
+    def _view(self, row: SessionRow, found: OpenTurns, held: tuple[Any, ...] | None = None) -> SessionView:
+        """Returns the view of a session with these open turns. `held` are the session's settings. Without them, as in a
+        list, no fallback is shown."""
         agent, fallbacks = self._config.agents.get(row.agent), self._runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
         if agent is not None and held is not None:
             model, fallback = fallbacks.model(agent, held).name, fallbacks.current(agent, held)
         return view(
             row,
-            running=running.turn if running is not None else None,
-            waiting=self._engine.waiting(row.id),
+            running=found.running[0] if found.running else None,
+            waiting=found.waiting,
             model=model,
             demo=self._is_demo(model),
             settings=held or (),
@@ -318,8 +333,8 @@ class Sessions:
     # -- for the process --
 
     async def recover(self) -> int:
-        """Continue after a restart: load the counts of budgets, resume open turns, and run pending end hooks in the
-        background. Returns the number of turns that were resumed."""
+        """Continues after a restart: loads the counts of budgets, resumes open turns, and runs pending end hooks in the
+        background. Returns the number of turns that continue."""
         await self._budgets.load()
         await self._count_audit_rows()
         await self._store.write(search_index.set_language, self._components.config.context.language)
@@ -334,7 +349,7 @@ class Sessions:
         return resumed
 
     async def drain(self, within: float) -> None:
-        """Stop accepting messages. Running turns have this many seconds to finish; those that do not are parked until
+        """Stops accepting messages. Running turns have this many seconds to finish; those that do not are parked until
         the next start."""
         self._intake.close()
         await self._engine.drain(within)

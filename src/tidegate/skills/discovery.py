@@ -26,7 +26,7 @@ IN_PROJECT = (".agents/skills", ".claude/skills")
 included, since many projects use this name for something else."""
 
 MOST = 500
-"""The most skills of one agent: nobody reads a longer list."""
+"""The maximum number of skills of one agent: nobody reads a longer list."""
 
 KNOWN_FILES, KNOWN_SKILLS = 4096, 2048
 KNOWN_BYTES = 4 * 1024 * 1024
@@ -38,8 +38,8 @@ within the resolution of the clock would go unnoticed."""
 
 
 def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
-    """The folders of an agent's skills, in order of preference. A skill that a session can write never replaces one of
-    the user's own skills."""
+    """Returns the folders of an agent's skills, in order of preference. A skill that a session can write never replaces
+    one of the user's own skills."""
     found = [
         SkillFolder(folder=config.home / "skills"),
         *(SkillFolder(folder=config.path(text)) for text in config.skills.folders),

@@ -31,14 +31,15 @@ PATIENCE = 5.0
 """Seconds to wait for one discovery. On a local disk, a discovery takes milliseconds."""
 
 KEPT = 256
-"""The most results that are kept."""
+"""The maximum number of results that are kept."""
 
 KEPT_BYTES = 16 * 1024 * 1024
-"""The most bytes of these results. Each result is bounded, and their total rarely reaches a hundredth of this."""
+"""The maximum number of bytes of these results. Each result is bounded, and their total rarely reaches a hundredth of
+this."""
 
 REMEMBERED = 512
-"""The most warnings that are remembered: more than an operator would fix. A warning that was forgotten is logged
-again."""
+"""The maximum number of warnings that are remembered: more than an operator would fix. A warning that was forgotten is
+logged again."""
 
 
 class DiscoveryKey(NamedTuple):

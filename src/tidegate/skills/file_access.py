@@ -22,7 +22,7 @@ from tidegate.workspaces.files import FileStamp, Mount, file_stamp
 from tidegate.workspaces.files.mounts import FolderMissing, ResolvedPath, at, open_file
 
 FOLDERS = 1000
-"""The most folders in a skill folder. Each of them is examined."""
+"""The maximum number of folders in a skill folder. Each of them is examined."""
 
 DIGEST_BYTES = 1024 * 1024
 """The number of bytes of a file that its digest covers. At most this much of a file is shown at a time."""

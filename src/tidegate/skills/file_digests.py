@@ -19,7 +19,7 @@ from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILES = 5000
-"""The most files. Further files are not trusted, which is reported when one of them would be used."""
+"""The maximum number of files. Further files are not trusted, which is reported when one of them would be used."""
 
 
 def prompt_file_digests(config: Config, folder: Path) -> dict[str, bytes]:

@@ -26,10 +26,10 @@ LONGEST_NAME, LONGEST_DESCRIPTION, LONGEST_COMPATIBILITY = 64, 1024, 500
 """The limits in characters that the format defines."""
 
 DEEPEST = 16
-"""The most nested levels of lists and mappings. The format needs two."""
+"""The maximum number of nested levels of lists and mappings. The format needs two."""
 
 SHOWN = 80
-"""The most characters of a faulty value that an error message quotes."""
+"""The maximum number of characters of a faulty value that an error message quotes."""
 
 _FENCES = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -101,19 +101,19 @@ def _description(fields: dict[str, Any]) -> str:
 def _text(fields: dict[str, Any], key: str, longest: int = HEAD_CHARACTERS) -> str:
     value = fields.get(key, "")
     if not isinstance(value, str):
-        raise InvalidSkill(f"its {key} is a {_kind(value)}; make it a text.")
+        raise InvalidSkill(f"its {key} is a {_kind(value)}; make it a string.")
     if len(value) > longest:
         raise InvalidSkill(f"its {key} has {len(value)} characters, more than {longest}; shorten it.")
     return value.strip()
 
 
 def _metadata(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Returns the entries whose value is a plain text. Other forms, which other programs use, are ignored."""
+    """Returns the entries whose value is a plain string. Other forms, which other programs use, are ignored."""
     value = fields.get("metadata", {})
     if value == "":
         return ()
     if not isinstance(value, dict):
-        raise InvalidSkill(f"its metadata is a {_kind(value)}; make it a mapping of names to texts.")
+        raise InvalidSkill(f"its metadata is a {_kind(value)}; make it a mapping of names to strings.")
     return tuple((key, each) for key, each in value.items() if isinstance(each, str))
 
 
@@ -121,12 +121,12 @@ def _tools(fields: dict[str, Any]) -> tuple[str, ...]:
     value = fields.get("allowed-tools", "")
     names = value.split() if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise InvalidSkill("its allowed-tools are neither a line nor a list of texts; make them one of the two.")
+        raise InvalidSkill("its allowed-tools are neither a string nor a list of strings; use one of these.")
     return tuple(names)
 
 
 def _kind(value: Tree) -> str:
-    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else "mapping"
+    return "string" if isinstance(value, str) else "list" if isinstance(value, list) else "mapping"
 
 
 def _shown(text: str) -> str:
@@ -154,7 +154,7 @@ def _complaint(error: Any) -> str:
     where = f" on line {mark.line + 2}" if mark is not None else ""
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
     return (
-        f"its frontmatter is not valid YAML{where} ({printable(str(what))[:SHOWN]}); fix it, and put a text that "
+        f"its frontmatter is not valid YAML{where} ({printable(str(what))[:SHOWN]}); fix it, and put text that "
         "contains a colon in quotes."
     )
 
@@ -204,7 +204,7 @@ class _Building:
             if self._key is not None:
                 self.value[self._key], self._key = part, None
             elif not isinstance(part, str):
-                raise InvalidSkill(f"its frontmatter has a {_kind(part)} for a name on line {line}; make it a text.")
+                raise InvalidSkill(f"its frontmatter has a {_kind(part)} as a field name on line {line}; use a string.")
             elif part in self.value:
                 raise InvalidSkill(
                     f"its frontmatter has the name {_shown(part)} twice, again on line {line}; keep one."

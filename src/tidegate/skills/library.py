@@ -35,10 +35,11 @@ T = TypeVar("T")
 TOOLSET = "skills"
 
 FILES_LISTED = 200
-"""The most files of one skill that are listed, not counting its SKILL.md."""
+"""The maximum number of files of one skill that are listed, not counting its SKILL.md."""
 
 READ_BYTES = 1024 * 1024
-"""The most bytes of one file that are read. A model sees fewer at a time anyway, and reads the rest from the spool."""
+"""The maximum number of bytes of one file that are read. A model sees fewer at a time anyway, and reads the rest from
+the spool."""
 
 BINARY_WITHIN = 8192
 """A file is binary if its first bytes, up to this many, contain a zero byte."""

@@ -2,7 +2,7 @@
 
 A prompt contains only the files named in the agent's settings, only from its project folder, and at most
 `PROJECT_BYTES` in total. If a file is truncated, a note says where the rest is. Each file is shown under its name
-between fences that its content cannot close, so no text in the file can pass for a text of the gateway. The same files
+between fences that its content cannot close, so no text in the file can pass for text from the gateway. The same files
 always produce the same text. A file that does not exist is left out. A file that cannot be used, or that the reader
 should not trust (`workspaces.provenance`), is also left out, which is logged once.
 """
@@ -25,7 +25,7 @@ from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 log = Log(__name__)
 
 PROJECT_BYTES = 32 * 1024
-"""The most bytes of all files together. These are about 8,000 tokens, which are part of every request of a
+"""The maximum number of bytes of all files together. These are about 8,000 tokens, which are part of every request of a
 conversation."""
 
 LINE_SHARE = 0.9

@@ -18,7 +18,7 @@ FILE = "SKILL.md"
 
 LISTED_BYTES = 16 * 1024
 """The largest list of skills, with about 4,000 tokens, which are part of every request of a conversation. It has space
-for some sixty skills of usual length."""
+for about sixty skills of usual length."""
 
 HEADING = (
     "# Skills\n\n"

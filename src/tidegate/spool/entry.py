@@ -35,8 +35,8 @@ class FileWriter:
     """Writes one file of the spool.
 
     The file is always new, private to the gateway, and opened without following links. The methods block and are called
-    in threads. Whatever the order of the calls, the descriptor is closed exactly once and a dropped file is removed,
-    even if a cancelled caller leaves a thread behind. The caller must call `close` or `drop` at the end."""
+    in threads, in any order: the descriptor is closed exactly once and a dropped file is removed, even if a cancelled
+    caller leaves a thread behind. The caller must call `close` or `drop` at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -5,6 +5,8 @@ much was left out and how to get it. Characters are never split. Invalid bytes a
 text keeps its length and the counts are correct.
 """
 
+from tidegate.text_parts import char_start
+
 HOW_TO_GET = "ask for a smaller part to see it"
 HEAD_SHARE = 0.6
 """The share of an excerpt that the beginning of the text gets, which shows what the text is. The end often contains the
@@ -76,10 +78,7 @@ def _head(data: bytes, space: int, lines: int) -> bytes:
         return data[:end]
     if end >= space // 2:
         return data[:end]
-    end = min(space, len(data))
-    while end > 0 and end < len(data) and data[end] & 0xC0 == 0x80:
-        end -= 1
-    return data[:end]
+    return data[: char_start(data, space)]
 
 
 def _tail(data: bytes, space: int, lines: int) -> bytes:

@@ -95,8 +95,9 @@ def media_type_of(data: bytes) -> str:
 class MediaPreparer:
     """Prepares media for models."""
 
-    def __init__(self, workers: JobRunner) -> None:
+    def __init__(self, workers: JobRunner, *, seconds: float = SECONDS) -> None:
         self._workers = workers
+        self._seconds = seconds
 
     async def media(self, name: str, source: bytes | int, place: EntryFolder, *, filename: str) -> Media:
         """Checks, converts and stores media. `source` is the content, or a file descriptor that the caller still owns.
@@ -166,10 +167,16 @@ class MediaPreparer:
     ) -> Media:
         try:
             made = await self._workers.run(
-                job, order, within=SECONDS, memory=MEMORY_BYTES, written=order["bytes"], input=input, output=output
+                job,
+                order,
+                within=self._seconds,
+                memory=MEMORY_BYTES,
+                written=order["bytes"],
+                input=input,
+                output=output,
             )
         except TimeoutError:
-            raise ToolFailed(f"{failed}: reading it takes longer than {SECONDS:g} s.") from None
+            raise ToolFailed(f"{failed}: reading it takes longer than {self._seconds:g} s.") from None
         if why := made.get("refused"):
             raise ToolFailed(f"{failed}: it {why}{advice}.")
         return msgspec.convert(made, Media)

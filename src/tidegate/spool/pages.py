@@ -10,6 +10,7 @@ from anyio import from_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.spool.excerpts import clean
+from tidegate.text_parts import after_lines, page_end
 from tidegate.values import Frozen
 
 CHUNK = 256 * 1024
@@ -37,7 +38,7 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
             raise ToolFailed(f"Byte {wanted.byte} is past the end: the result has {size} bytes.")
         # One byte more than fits, to see whether anything follows.
         data = os.pread(file.fileno(), wanted.max_bytes + 1, start)
-    end, lines = _cut(data, wanted.lines, wanted.max_bytes)
+    end, lines = page_end(data, wanted.lines, wanted.max_bytes)
     text = clean(data[:end]).decode()
     place = _position(wanted, start, start + end, size, lines, total_lines, whole=data[:end].endswith(b"\n"))
     return f"{text}{'' if text.endswith(chr(10)) else chr(10)}[{place}]"
@@ -54,36 +55,10 @@ def _seek(fd: int, offset: int, total_lines: int) -> int:
         from_thread.check_cancelled()
         breaks = chunk.count(b"\n")
         if passed + breaks >= offset:
-            start = 0
-            while passed < offset:
-                start = chunk.index(b"\n", start) + 1
-                passed += 1
-            return place + start
+            return place + after_lines(chunk, offset - passed)
         passed += breaks
         place += len(chunk)
     raise ToolFailed(f"Offset {offset} is past the end.")
-
-
-def _cut(data: bytes, lines: int, most: int) -> tuple[int, int]:
-    """Returns the end of the page and its number of lines. A page consists of complete lines, or of the beginning of
-    one long line."""
-    end = count = 0
-    while count < lines:
-        following = data.find(b"\n", end) + 1
-        if following == 0:
-            if len(data) <= most and end < len(data):
-                return len(data), count + 1
-            break
-        if following > most:
-            break
-        end, count = following, count + 1
-    if end or not data:
-        return end, count
-    end = min(most, len(data))
-    for _ in range(3):  # avoids splitting a character
-        if end < len(data) and end > 1 and data[end] & 0xC0 == 0x80:
-            end -= 1
-    return end, 1
 
 
 def _position(

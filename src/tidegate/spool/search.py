@@ -1,34 +1,35 @@
-"""Searches spooled results and texts.
+"""Searches spooled results and texts line by line.
 
 `search` searches one result for a model. `search_files` searches several results, and `search_texts` searches texts in
-memory. Time, memory and output are limited for every pattern, since a search runs in a child process that is killed if
-it takes too long. An incomplete search reports where to continue.
+memory. Matches are reported in order, each with its line, byte and context. Time, memory and output are limited: text
+is read in blocks, and an incomplete search reports where to continue. Searches run in worker threads, in which
+`tidegate.line_search` is fast for every pattern.
 """
 
-import os
-from collections.abc import Iterable, Sequence
+import io
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, NamedTuple
 
-from anyio import to_thread
+from anyio import from_thread
 
-from tidegate.errors import ToolFailed
+from tidegate.line_search import LinePattern, Match, Words, blocks, read_pattern
+from tidegate.spool.excerpts import clean
 from tidegate.spool.jobs.runner import JobRunner
-from tidegate.spool.jobs.search_job import LENGTH_BYTES
+from tidegate.text_parts import char_start
 from tidegate.values import Frozen
 
 SECONDS = 10.0
-"""The time limit of a search, after which it stops and reports its position. It is about the time needed for a gigabyte
-of short lines."""
+"""The time limit of a search, after which it stops and reports its position. It is several times the time needed for a
+gigabyte of short lines."""
 
-GRACE = 5.0
-"""Additional seconds for the child process to start and to notice that its time is up. After that, the pattern is
-assumed to take forever."""
+AROUND = 120
+"""Bytes of context before and after a match. Text that is shown as context of one match is not searched for the next
+one in the same line."""
 
-MEMORY_BYTES = 256 * 1024 * 1024
-"""Memory limit of the child process, which reads one piece of a line at a time."""
-
-PATTERN_CHARACTERS = 1000
+PLACE_BYTES = 32
+"""Bytes reserved for the line and byte numbers of a match."""
 
 
 class ResultQuery(Frozen, frozen=True):
@@ -46,40 +47,78 @@ class ResultQuery(Frozen, frozen=True):
 
 async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
     """Searches one result. Raises FileNotFoundError if the file is gone."""
-    if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
-        raise ToolFailed(f"The search text must have 1 to {PATTERN_CHARACTERS} characters.")
-    order = {
-        "path": str(path),
-        "pattern": query.pattern,
-        "regex": query.regex,
-        "offset": query.offset,
-        "byte": query.byte,
-        "limit": min(query.limit, query.max_lines),
-        "bytes": query.max_bytes,
-        "seconds": SECONDS,
-    }
-    try:
-        found = await workers.run("search_job", order, within=SECONDS + GRACE, memory=MEMORY_BYTES)
-    except TimeoutError:
-        raise ToolFailed("This regular expression takes too long; use a simpler one, or plain text.") from None
-    if "gone" in found:
-        raise FileNotFoundError(path)
-    if "wrong" in found:
-        raise ToolFailed(f"This is not a valid regular expression: {found['wrong']}.")
-    return _format_result(found)
+    return await workers.in_thread(_search_result, path, query)
 
 
-def _format_result(found: dict[str, Any]) -> str:
-    places = found["places"]
-    lines = [f"{place['line']} (byte {place['byte']}): {place['text']}" for place in places]
-    count = f"{len(places)} match{'es' * (len(places) != 1)}" if places else "nothing found"
-    if "more" in found:
-        lines.append(f"[{count}, and there are more; continue with byte={found['more']}]")
-    elif "stopped" in found:
-        lines.append(f"[{count}, but the time of {SECONDS:g} s ran out; continue with byte={found['stopped']}]")
-    else:
+def _search_result(path: Path, query: ResultQuery) -> str:
+    pattern = read_pattern(query.pattern, literal=not query.regex)
+    room = _Room(min(query.limit, query.max_lines), query.max_bytes, SECONDS)
+    with path.open("rb", buffering=0) as file:
+        found = list(_matches(file, pattern, room, query.byte, query.offset))
+    lines = [f"{match.line} (byte {match.byte}): {text}" for match, text in found]
+    count = f"{len(found)} match{'es' * (len(found) != 1)}" if found else "nothing found"
+    if room.next is None:
         lines.append(f"[{count}; searched to the end]")
+    elif room.late:
+        lines.append(f"[{count}, but the time of {SECONDS:g} s ran out; continue with byte={room.next}]")
+    else:
+        lines.append(f"[{count}, and there are more; continue with byte={room.next}]")
     return "\n".join(lines)
+
+
+class _Room:
+    """What is left of the limits of a search. After the search, `next` is the byte to continue from, or None if
+    everything was searched, and `late` is true if the time ran out."""
+
+    def __init__(self, limit: int, max_bytes: int, seconds: float) -> None:
+        self._limit = limit
+        self._bytes = max_bytes
+        self._until = time.monotonic() + seconds
+        self._used = False
+        self.next: int | None = None
+        self.late = False
+
+    def take(self, match: Match, text: str) -> bool:
+        """True if there is room for one more match. The first match always fits."""
+        self._limit -= 1
+        self._bytes -= len(text.encode()) + PLACE_BYTES
+        if self._limit < 0 or (self._bytes < 0 and self._used):
+            self.next = match.byte
+            return False
+        self._used = True
+        return True
+
+    def is_late(self, byte: int) -> bool:
+        from_thread.check_cancelled()
+        if time.monotonic() > self._until:
+            self.next, self.late = byte, True
+        return self.late
+
+
+def _matches(
+    file: IO[bytes], pattern: LinePattern, room: _Room, byte: int = 0, offset: int = 0
+) -> Iterator[tuple[Match, str]]:
+    """Yields each match from `byte` on and after `offset` lines, with its excerpt, as long as there is room."""
+    for block in blocks(file.read):
+        if room.is_late(block.byte + block.first):
+            return
+        if block.byte + len(block.data) < byte or block.line + block.data.count(b"\n") < offset:
+            continue
+        for match in block.matches(pattern, byte, spacing=AROUND):
+            if match.line <= offset:
+                continue
+            text = _excerpt(match.text, match.start, match.end)
+            if not room.take(match, text):
+                return
+            yield match, text
+            byte = match.next
+
+
+def _excerpt(line: bytes, start: int, end: int) -> str:
+    """Returns the match with its context."""
+    first, last = max(0, start - AROUND), min(len(line), min(end, start + AROUND) + AROUND)
+    first, last = char_start(line, first), max(char_start(line, last), min(start, last))
+    return f"{'…' if first else ''}{clean(line[first:last]).decode()}{'…' if last < len(line) else ''}"
 
 
 # -- several results, and texts --
@@ -95,19 +134,17 @@ class SearchTerms(Frozen, frozen=True):
     words: tuple[str, ...] = ()
     pattern: str = ""
 
-    @property
-    def order(self) -> dict[str, Any]:
-        what: dict[str, Any] = {"words": self.words} if self.words else {"pattern": self.pattern, "regex": True}
-        return {**what, "limit": self.limit, "bytes": self.max_bytes, "seconds": self.seconds}
+    def compile(self) -> LinePattern:
+        return Words(self.words) if self.words else read_pattern(self.pattern)
 
 
-class SearchMatch(Frozen, frozen=True):
-    """A match in the result or text with the index `number`. A match in a result also has a line and a byte."""
+class SearchMatch(NamedTuple):
+    """A match in the result or text with the index `number`."""
 
     number: int
     text: str
-    line: int = 0
-    byte: int = 0
+    line: int
+    byte: int
 
 
 class SearchMatches(Frozen, frozen=True):
@@ -121,53 +158,40 @@ class SearchMatches(Frozen, frozen=True):
 
 
 async def search_files(workers: JobRunner, paths: Sequence[Path], terms: SearchTerms, byte: int = 0) -> SearchMatches:
-    """Searches these files, starting at `byte` of the first. Raises TimeoutError if a regular expression takes too
-    long."""
-    order = {**terms.order, "paths": list(map(str, paths)), "byte": byte}
-    found = await _run_job(workers, order, terms.seconds)
-    end = found.get("more", found.get("stopped"))
-    return SearchMatches(
-        found=tuple(
-            SearchMatch(number=each["file"], text=each["text"], line=each["line"], byte=each["byte"])
-            for each in found["places"]
-        ),
-        next=None if end is None else (end[0], end[1]),
-        late="stopped" in found,
-        gone=tuple(found["gone"]),
-    )
+    """Searches these files, starting at `byte` of the first."""
+    return await workers.in_thread(_search_files, paths, terms, byte)
+
+
+def _search_files(paths: Sequence[Path], terms: SearchTerms, byte: int) -> SearchMatches:
+    pattern, room = terms.compile(), _Room(terms.limit, terms.max_bytes, terms.seconds)
+    found: list[SearchMatch] = []
+    gone: list[int] = []
+    for number, path in enumerate(paths):
+        try:
+            with path.open("rb", buffering=0) as file:
+                for match, text in _matches(file, pattern, room, 0 if number else byte):
+                    found.append(SearchMatch(number, text, match.line, match.byte))
+        except FileNotFoundError:
+            gone.append(number)
+        if room.next is not None:
+            return SearchMatches(found=tuple(found), next=(number, room.next), late=room.late, gone=tuple(gone))
+    return SearchMatches(found=tuple(found), gone=tuple(gone))
 
 
 async def search_texts(workers: JobRunner, texts: Iterable[str], terms: SearchTerms) -> SearchMatches:
-    """Searches these texts for at most one match in each. Raises TimeoutError if a regular expression takes too
-    long."""
-    fd = os.memfd_create("texts")
-    try:
-        await to_thread.run_sync(_write_texts, fd, texts)
-        found = await _run_job(workers, terms.order, terms.seconds, fd)
-    finally:
-        os.close(fd)
-    end = found.get("more", found.get("stopped"))
-    return SearchMatches(
-        found=tuple(SearchMatch(number=each["text_at"], text=each["text"]) for each in found["places"]),
-        next=None if end is None else (end, 0),
-        late="stopped" in found,
-    )
+    """Searches these texts for at most one match in each."""
+    return await workers.in_thread(_search_texts, texts, terms)
 
 
-def _write_texts(fd: int, texts: Iterable[str]) -> None:
-    with os.fdopen(os.dup(fd), "wb") as file:
-        for text in texts:
-            data = text.encode("utf-8", "replace")
-            file.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
-    os.lseek(fd, 0, os.SEEK_SET)
-
-
-async def _run_job(
-    workers: JobRunner, order: dict[str, Any], seconds: float, input: int | None = None
-) -> dict[str, Any]:
-    found: dict[str, Any] = await workers.run(
-        "search_job", order, within=seconds + GRACE, memory=MEMORY_BYTES, input=input
-    )
-    if "wrong" in found:
-        raise ToolFailed(f"This is not a valid regular expression: {found['wrong']}.")
-    return found
+def _search_texts(texts: Iterable[str], terms: SearchTerms) -> SearchMatches:
+    pattern, room = terms.compile(), _Room(terms.limit, terms.max_bytes, terms.seconds)
+    found: list[SearchMatch] = []
+    for number, text in enumerate(texts):
+        data = text.encode("utf-8", "replace")
+        for match, _ in _matches(io.BytesIO(data), pattern, room):
+            shown = _excerpt(data, match.byte, match.byte + match.end - match.start)
+            found.append(SearchMatch(number, shown, match.line, match.byte))
+            break
+        if room.next is not None:
+            return SearchMatches(found=tuple(found), next=(number, 0), late=room.late)
+    return SearchMatches(found=tuple(found))

@@ -1,8 +1,9 @@
 """The spool: long results and media on disk, one folder per session.
 
 A session's folder is deleted together with its transcript, so nothing that a transcript refers to is ever missing.
-Files that belong to no session are removed by a sweep at start and on a timer. Files are private to the gateway (0600,
-in folders 0700) and named after generated ids. The spool owns its folder, which is created only when it is needed."""
+Files that belong to no session are removed by a sweep at startup and on a timer. Files are private to the gateway
+(0600, in folders 0700) and named after generated ids. The spool owns its folder, which is created only when it is
+needed."""
 
 import contextlib
 import io
@@ -45,7 +46,7 @@ _ID = re.compile(r"sp_\w{1,64}")
 
 
 class SpoolStats(Frozen, frozen=True):
-    """Statistics for status and metrics. The counts except `writing` are totals since the start. `swept_at` is the time
+    """Statistics for status and metrics. The counts except `writing` are totals since startup. `swept_at` is the time
     of the last sweep, or 0.0 before the first one."""
 
     writing: int

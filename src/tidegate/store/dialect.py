@@ -35,7 +35,7 @@ def number_list(numbers: Sequence[int]) -> str:
 
 
 def hour_key(column: str) -> str:
-    """An expression for the UTC hour of a Unix time, as `2026-01-31 09:00`."""
+    """Returns an expression for the UTC hour of a Unix time, as `2026-01-31 09:00`."""
     return f"strftime('%Y-%m-%d %H:00', {column}, 'unixepoch')"
 
 
@@ -48,7 +48,7 @@ def month_key(column: str) -> str:
 
 
 def byte_length(column: str) -> str:
-    """An expression for the length of a text in bytes of UTF-8."""
+    """Returns an expression for the length of a string in bytes of UTF-8."""
     return f"length(CAST({column} AS BLOB))"
 
 

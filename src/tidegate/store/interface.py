@@ -48,7 +48,7 @@ class Db(Protocol):
         trip."""
 
     def changes(self) -> int:
-        """The number of rows changed by the last `execute`."""
+        """Returns the number of rows changed by the last `execute`."""
 
     def lock(self, kind: Lockable, key: str, /) -> None:
         """Locks a session until the end of the transaction, against other processes that write to the same database.

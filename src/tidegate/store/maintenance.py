@@ -15,7 +15,7 @@ from tidegate.store.tables import principals, sessions, settings
 FORGET_KEYS = 86400.0
 """Seconds for which a code or cookie that no longer works is still stored."""
 BATCH = 500
-"""Rows that one write removes. This takes some milliseconds, for which a turn's write may have to wait."""
+"""Rows that one write removes. This takes a few milliseconds, for which a turn's write may have to wait."""
 BATCHES = 200
 """Batches of one kind in one run: far more than a run every few minutes needs, but finite."""
 

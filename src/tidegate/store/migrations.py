@@ -109,10 +109,17 @@ def v12_turn_fence(db: apsw.Connection) -> None:
     db.execute("ALTER TABLE turns ADD COLUMN fence INTEGER NOT NULL DEFAULT 0")
 
 
-def v13_ranked_search(db: apsw.Connection) -> None:
+def v13_stop_requests(db: apsw.Connection) -> None:
+    """A turn records the request to stop it, so that the request survives a crash and reaches another process. A
+    running turn of a format without fences counts as taken once."""
+    db.execute("ALTER TABLE turns ADD COLUMN stopping BLOB")
+    db.execute("UPDATE turns SET fence = 1 WHERE state IN ('queued', 'running') AND state = 'running' AND fence = 0")
+
+
+def v14_ranked_search(db: apsw.Connection) -> None:
     """The search index contains stems, and is numbered by session and position. It is filled in the background; until
     then, the former index is kept for the messages up to the mark `former`. Titles have an index."""
-    for statement in _V13:
+    for statement in _V14:
         db.execute(statement)
     if db.execute("SELECT value FROM meta WHERE key = 'former'").get == 0:
         db.execute("DROP TABLE messages_text")
@@ -145,7 +152,8 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v10_append_only_audit,
     v11_receipt_tools,
     v12_turn_fence,
-    v13_ranked_search,
+    v13_stop_requests,
+    v14_ranked_search,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -408,7 +416,7 @@ _V10 = """CREATE TRIGGER audit_appended BEFORE INSERT ON audit WHEN new.id <> -1
     BEGIN SELECT RAISE(ABORT, 'rows of the audit log are appended'); END"""
 
 # A language is a number in `store/analysis.py`; 1 is English. Blocks keep the numbers that sessions had.
-_V13 = (
+_V14 = (
     """CREATE TABLE index_blocks(
         number INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
         part INTEGER NOT NULL)""",

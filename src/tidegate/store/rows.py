@@ -6,7 +6,7 @@ values: they own no resources and hold no reference to a connection.
 """
 
 import zlib
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ PACK_ABOVE = 1024
 PACK_LEVEL = 1
 """Level 1 already gives most of zlib's gain on text, in a third of the default's time."""
 LISTED = 200
-"""The default length of a list: as many rows as a page shows, read in some milliseconds at most."""
+"""The default length of a list: as many rows as a page shows, read in a few milliseconds at most."""
 
 SessionKind = Literal["named", "ephemeral"]
 ApprovalKind = Literal["approval", "question"]
@@ -83,6 +83,14 @@ class ParentTurn(Row, frozen=True):
     job: str
 
 
+class StopRequest(Row, frozen=True):
+    """The request to stop a turn. `by` is its reason in words, as the end of a sentence. `abandoned` is true if the
+    turn is stopped only because its caller has disconnected; a retry is then reasonable."""
+
+    by: str
+    abandoned: bool = False
+
+
 class TurnRow(Row, frozen=True):
     """`usage` is the turn's usage or, while the turn runs, the usage of its finished tasks. `within` is the turn that
     delegated this one, and `conversation` is the session of the outermost turn. Both are None for a turn that was not
@@ -109,11 +117,28 @@ class TurnRow(Row, frozen=True):
     conversation: str | None = None
     fence: int = 0
     """Raised whenever the turn is taken. An attempt may write only as long as the fence has not been raised again."""
+    stopping: StopRequest | None = None
+    """Set if the running turn is to stop. Its attempt reads this with its next commit."""
 
     @property
     def payer(self) -> str:
         """The session to which the turn's usage is charged."""
         return self.conversation or self.session
+
+
+class TurnNews(NamedTuple):
+    """What others have stored for a running turn: a request to stop it, and whether steered messages wait."""
+
+    stopping: StopRequest | None
+    is_steered: bool
+
+
+class OpenTurns(NamedTuple):
+    """The open turns of a session: the ids of those that run, and the number of queued ones. Only a turn that is
+    resumed after a crash, or two workers, make more than one run."""
+
+    running: tuple[str, ...] = ()
+    waiting: int = 0
 
 
 class MessageRow(Row, frozen=True):
@@ -371,6 +396,7 @@ _encode = msgspec.json.Encoder().encode
 _message = msgspec.json.Decoder(Message).decode
 _call = msgspec.json.Decoder(Call).decode
 _failure = msgspec.json.Decoder(Failure).decode
+_stop = msgspec.json.Decoder(StopRequest).decode
 _outcome = msgspec.json.Decoder(Outcome).decode
 _prefix = msgspec.json.Decoder(Prefix).decode
 _EMPTY_CALL = Call()
@@ -421,6 +447,10 @@ def decode_call(body: bytes) -> Call:
 
 def decode_failure(body: bytes | None) -> Failure | None:
     return None if body is None else _failure(body)
+
+
+def decode_stop(body: bytes | None) -> StopRequest | None:
+    return None if body is None else _stop(body)
 
 
 def decode_outcome(body: bytes | None) -> Outcome | None:

@@ -11,7 +11,7 @@ from tidegate.spool import bound_text
 from tidegate.tools.registry import BUILTIN, ToolRegistry, builtin_toolsets
 from tidegate.tools.services import Delegates, Notes, Recall, Skills, ToolServices
 from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
-from tidegate.tools.toolset import Toolset, fit_name
+from tidegate.tools.toolset import Toolset
 
 __all__ = [
     "BUILTIN",
@@ -28,6 +28,5 @@ __all__ = [
     "Toolset",
     "bound_text",
     "builtin_toolsets",
-    "fit_name",
     "tool",
 ]

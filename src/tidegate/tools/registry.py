@@ -16,8 +16,8 @@ from tidegate.tools.tool import Tool
 from tidegate.tools.toolset import Toolset
 
 MOST_RESOLVED = 8
-"""The most composed toolsets that are cached. Agents use few different combinations of toolsets, and composing one is
-cheap."""
+"""The maximum number of composed toolsets that are cached. Agents use few different combinations of toolsets, and
+composing one is cheap."""
 
 
 OUTPUT_TOOLSET = "output"
@@ -70,7 +70,7 @@ class ToolRegistry:
 
 
 def _builtin_names() -> frozenset[str]:
-    """The names of the modules in `builtin/`, found by their files without importing them."""
+    """Returns the names of the modules in `builtin/`, found by their files without importing them."""
     names = {module.name for module in iter_modules(builtin.__path__)}
     return frozenset(names - {"process"})  # a part of the toolset `terminal`
 

@@ -63,5 +63,5 @@ class ToolServices:
         self._by_type: Mapping[type, object] = MappingProxyType(dict(services or {}))
 
     def get(self, kind: type[T]) -> T | None:
-        """The service provided under this type, or None."""
+        """Returns the service provided under this type, or None."""
         return cast(T | None, self._by_type.get(kind))

@@ -1,16 +1,10 @@
-"""Immutable sets of tools, and names that every provider accepts.
+"""Immutable sets of tools.
 
 The names in a toolset are unique and acceptable to every provider. The order depends only on the names, and a toolset
 cannot be changed. A tool that is listed twice is included once. Two different tools with the same name cause an error
 that names both owners.
-
-`fit_name` makes a name for a tool of another server: 1 to 64 letters, digits, `_` and `-`. The same pair of server and
-tool has the same name in every process, and different pairs have different names. If `server__name` is valid and can be
-read back unambiguously, it is used unchanged. Otherwise the name ends with a digest of the complete pair. This also
-applies if `server__name` itself looks as if it ended with a digest, so the two kinds of names cannot collide.
 """
 
-import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,16 +17,7 @@ from tidegate.errors import Misconfigured
 from tidegate.tools.tool import Tool
 from tidegate.values import ToolDefinition
 
-LONGEST_NAME = 64
-ACCEPTED_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}")
-
-_SEPARATOR = "__"
-_DIGEST = 16
-"""The length of a digest in base 32 characters. These are 80 bits, so nobody can find two pairs with the same
-digest."""
-
-_FITS = re.compile(r"[A-Za-z0-9_-]+")
-_LOOKS_DIGESTED = re.compile(rf".*_[a-z2-7]{{{_DIGEST}}}")
+ACCEPTED_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Toolset:
@@ -98,27 +83,3 @@ class Toolset:
 
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a toolset is immutable (cannot delete {name}); compose a new one")
-
-
-def fit_name(server: str, name: str) -> str:
-    """Returns the name under which the tool `name` of `server` is offered to a model."""
-    plain = f"{server}{_SEPARATOR}{name}"
-    fits = _FITS.fullmatch(server) and _FITS.fullmatch(name) and len(plain) <= LONGEST_NAME
-    # If the server's part neither contains the separator nor ends with "_", the pair can be read back from the name.
-    unambiguous = _SEPARATOR not in server and not server.endswith("_")
-    if fits and unambiguous and not _LOOKS_DIGESTED.fullmatch(plain):
-        return plain
-    space = LONGEST_NAME - _DIGEST - 1 - len(_SEPARATOR)
-    head = _clean(server)[: space // 3]
-    readable = f"{head}{_SEPARATOR}{_clean(name)[: space - len(head)]}"
-    return f"{readable}_{_digest(server, name)}"
-
-
-def _clean(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)
-
-
-def _digest(server: str, name: str) -> str:
-    raw = server.encode("utf-8", "surrogatepass")
-    pair = len(raw).to_bytes(8, "big") + raw + name.encode("utf-8", "surrogatepass")
-    return base64.b32encode(hashlib.sha256(pair).digest()).decode().lower()[:_DIGEST]

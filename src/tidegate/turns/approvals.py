@@ -94,14 +94,14 @@ class Approvals:
         channels: Channels,
         *,
         clock: Callable[[], float],
-        signal: Callable[[str], None],
+        wake: Callable[[str], None],
     ) -> None:
         self._store = store
         self._channels = channels
         self._limits = config.limits
         self._within = config.limits.answer_within
         self._clock = clock
-        self._signal = signal
+        self._wake = wake
         # (principal, turn) → the number of its questions; at most limits.questions turns
         self._waiting: Counter[tuple[str, str]] = Counter()
 
@@ -152,7 +152,7 @@ class Approvals:
     async def answer(
         self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
     ) -> QuestionView:
-        """Record the answer permanently and wake the turn. Giving the same answer again changes nothing."""
+        """Records the answer permanently and wakes the turn. Giving the same answer again changes nothing."""
         row, conversation, person = await self._visible(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
@@ -172,7 +172,7 @@ class Approvals:
             raise Conflict(f"This is already closed: it was {counted.row.state}.", code="question_closed")
         if counted.how == "expired":
             raise Conflict("This is already closed: it has expired.", code="question_closed")
-        self._signal(row.turn)
+        self._wake(row.turn)
         return view_question(counted.row, conversation, person)
 
     async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
@@ -188,10 +188,10 @@ class Approvals:
         return found
 
     async def expire(self) -> int:
-        """Close a batch of expired questions and wake their turns."""
+        """Closes a batch of expired questions and wakes their turns."""
         rows: list[ApprovalRow] = await self._store.write(approvals.expire, self._clock())
         for row in rows:
-            self._signal(row.turn)
+            self._wake(row.turn)
         return len(rows)
 
     # -- for event streams --
@@ -204,8 +204,8 @@ class Approvals:
     # -- for the turns --
 
     async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
-        """Ask the question, send it to the turn's readers, and wait until it is closed. Returns the question's row, or
-        the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
+        """Asks the question, sends it to the turn's readers, and waits until it is closed. Returns the question's row,
+        or the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
         again."""
 
         async def find() -> ApprovalRow | None:
@@ -238,7 +238,7 @@ class Approvals:
         return row
 
     async def withdraw(self, turn: Turn, step: str) -> None:
-        """Close the open questions of a call that has ended."""
+        """Closes the open questions of a call that has ended."""
         for row in await turn.write(approvals.cancel_call, turn.id, step, self._clock()):
             turn.emit(QuestionAnswered(id=row.id, state=row.state))
 

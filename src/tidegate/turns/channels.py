@@ -29,8 +29,7 @@ class Channel(Frozen, frozen=True):
     def strategy(self, turn: TurnRow, session: SessionRow) -> Resume:
         if session.kind == "ephemeral" and turn.on_disconnect == "cancel":
             return self.unread
-        # A turn that was only waiting has not been interrupted.
-        return "go_on" if self.resume == "report" and turn.attempts == 0 else self.resume
+        return self.resume
 
     @property
     def retry_advice(self) -> str:

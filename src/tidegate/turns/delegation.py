@@ -20,7 +20,7 @@ import msgspec
 
 from tidegate.agent import Parked
 from tidegate.config import Config
-from tidegate.engine import PARENT_ENDED, EmbeddedEngine
+from tidegate.engine import PARENT_ENDED, Engine
 from tidegate.errors import NotFound, Refused, Stopping, ToolFailed
 from tidegate.store import Store, principals, receipts
 from tidegate.tools import ToolContext
@@ -67,7 +67,7 @@ class Delegation:
         self,
         config: Config,
         store: Store,
-        engine: Callable[[], EmbeddedEngine],
+        engine: Callable[[], Engine],
         accept: Callable[[Inbound], Awaitable[Acceptance]],
     ) -> None:
         """`engine` is a function because the engine is built after the tools. `accept` accepts a message."""
@@ -83,7 +83,7 @@ class Delegation:
         return not self._slots
 
     @property
-    def _engine(self) -> EmbeddedEngine:
+    def _engine(self) -> Engine:
         return self._get_engine()
 
     # -- agents that may be given tasks --
@@ -129,12 +129,12 @@ class Delegation:
             )
         names = await self._allowed_agents(ctx.agent, ctx.principal)
         if agent not in names:
-            known = f"there are: {', '.join(names)}" if names else "there is none"
+            known = f"choose one of: {', '.join(names)}" if names else "there is none"
             raise ToolFailed(f"There is no agent {agent!r} that you may give tasks to; {known}.")
 
     @asynccontextmanager
     async def _slot(self, turn: str) -> AsyncIterator[None]:
-        """Wait for one of the task slots of this turn and hold it within the block."""
+        """Waits for one of the task slots of this turn and holds it within the block."""
         slots = self._slots.get(turn)
         if slots is None:
             slots = self._slots[turn] = _TaskSlots(self._config.limits.delegates)
@@ -152,21 +152,24 @@ class Delegation:
         progress = TaskProgress(self._engine, ctx, agent)
         progress.begin()
         try:
-            if (log := self._engine.log(accepted.turn)) is not None:
+            if (log := self._engine.follow(accepted.turn)) is not None:
                 async with aclosing(log.read()) as batches:
                     async for batch in batches:
                         for event in batch:
                             progress.show(event)
-            return await self._ended(accepted.turn)
-        except BaseException:
-            if not self._engine.is_stopping:
-                self._engine.interrupt(accepted.turn, PARENT_ENDED)
-            raise
-        finally:
+            outcome = await self._ended(accepted.turn)
+        except Parked:
+            raise  # the task continues in the next process and asks its questions again
+        except BaseException as error:
+            if isinstance(error, Exception):  # a turn that is cancelled ends its tasks itself
+                await self._engine.stop(accepted.turn, PARENT_ENDED)
             progress.end()
+            raise
+        progress.end()
+        return outcome
 
     async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
-        """Accept the task. If this step has already delegated the task, find it instead."""
+        """Accepts the task. If this step has already delegated the task, finds it instead."""
         digest = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
             principal=ctx.principal,
@@ -192,13 +195,11 @@ class Delegation:
             raise Parked from None
         except NotFound:
             raise ToolFailed("The task was deleted before it was answered.") from None
-        if outcome.state in ("queued", "running"):
-            raise Parked
         return outcome
 
 
 class TaskProgress:
-    def __init__(self, engine: EmbeddedEngine, ctx: ToolContext, agent: str) -> None:
+    def __init__(self, engine: Engine, ctx: ToolContext, agent: str) -> None:
         self._engine = engine
         self._ctx = ctx
         self._agent = agent
@@ -235,10 +236,9 @@ class TaskProgress:
         self._note("works on the task")
 
     def end(self) -> None:
-        """Close the task's open questions, unless the task continues in the next process and asks them again."""
-        if not self._engine.is_stopping:
-            for id in self._open_questions:
-                self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
+        """Close the task's open questions."""
+        for id in self._open_questions:
+            self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
         self._open_questions.clear()
 
     def _say(self, text: str) -> None:

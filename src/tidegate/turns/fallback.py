@@ -91,7 +91,7 @@ class Fallbacks:
         return answering
 
     def _chosen(self, session_settings: tuple[SettingRow, ...]) -> str | None:
-        """The model that the user chose for the session, if it is still configured."""
+        """Returns the model that the user chose for the session, if it is still configured."""
         for setting in session_settings:
             if setting.key == "model" and setting.value in self._models.names:
                 return str(setting.value)
@@ -171,7 +171,7 @@ class AnsweringModel:
             failure.add(f"Not tried, because they failed recently and are in cooldown: {', '.join(cooling)}.")
 
     async def note(self, model: Model, why: str) -> None:
-        """Record that this model answers from now on. `why` is the kind of failure that made the agent's own model
+        """Records that this model answers from now on. `why` is the kind of failure that made the agent's own model
         unavailable."""
         if model.name == self._agent.model:
             return

@@ -19,6 +19,7 @@ from tidegate.agent import (
     HistoryCache,
     HistoryState,
     ModelStep,
+    Parked,
     SpendGuard,
     ToolRunner,
     Turn,
@@ -27,14 +28,15 @@ from tidegate.agent import (
 )
 from tidegate.agent.context import View
 from tidegate.config import AgentSettings, Config
-from tidegate.engine import Parked, TakenTurn
-from tidegate.errors import Conflict, Misconfigured, ModelFailed, Superseded
+from tidegate.engine import TakenTurn
+from tidegate.errors import Conflict, GivenUp, Misconfigured, ModelFailed, Superseded
 from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence, Present
 from tidegate.log import Log
 from tidegate.models import EncodedPrefix, Model, Models
 from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.turns.budgets.budgets import Budgets
+from tidegate.turns.channels import Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,
@@ -46,6 +48,7 @@ from tidegate.turns.compaction.compaction import (
 from tidegate.turns.fallback import Fallbacks
 from tidegate.turns.prefix_drift import KEY as DRIFT
 from tidegate.turns.prefix_drift import PrefixDrift, drift_of
+from tidegate.turns.resumption import check_resumption
 from tidegate.turns.tool_env import ToolEnv
 from tidegate.turns.window_usage import WindowUsage, window_usage
 from tidegate.values import Call, Frozen, Message, Notice, Outcome
@@ -106,6 +109,7 @@ class Runner:
         budgets: Budgets,
         tool_env: ToolEnv,
         compaction: Compaction,
+        channels: Channels,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -118,6 +122,7 @@ class Runner:
         self._clock = clock
         self._tool_env = tool_env
         self.compaction = compaction
+        self._channels = channels
         self.histories = HistoryCache(tool_env.spool.temporary_file)
         self.prefixes: BoundedCache[tuple[bytes, bytes, str], SentPrefix] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda sent_prefix: sent_prefix.bytes
@@ -133,6 +138,8 @@ class Runner:
 
     async def __call__(self, turn: Turn, taken: TakenTurn) -> None:
         session = taken.session
+        if taken.interruptions:
+            await self._check_resumption(taken)
         agent = self.agent(session.agent)
         answering = await self.fallbacks.begin(turn, taken, agent)
         model = answering.model
@@ -191,6 +198,15 @@ class Runner:
                 await model_step.conversation.release()
                 if not continues and (tool_runner is not None or turn.is_resumed or _is_spooled(turn.incoming)):
                     await self._tool_env.remove_files(session.id)
+
+    async def _check_resumption(self, taken: TakenTurn) -> None:
+        channel, resumes = self._channels.of(taken.turn.channel), self._config.limits.resumes
+        try:
+            check_resumption(taken, channel, resumes)
+        except GivenUp:
+            if taken.session.kind == "ephemeral":
+                await self._tool_env.remove_files(taken.session.id)
+            raise
 
     def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
         if outcome.state != "answered":
@@ -385,8 +401,8 @@ class Runner:
         return await self.prefixes.get_or_make(_prefix_key(session, model), make)
 
     async def _report_drift(self, turn: Turn, taken: TakenTurn, model: Model) -> None:
-        """Notify the user once for each change of the configuration. This is called when the conversation has just been
-        built, so its prefix is in the cache."""
+        """Notifies the user once for each change of the configuration. This is called when the conversation has just
+        been built, so its prefix is in the cache."""
         session = taken.session
         sent_prefix = self.prefixes.get(_prefix_key(session, model))
         if session.kind == "ephemeral" or sent_prefix is None:

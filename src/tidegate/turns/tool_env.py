@@ -50,7 +50,7 @@ class ToolEnv:
         return ToolSetup(context, TurnPermissions(self._questions, self._policies, taken, workspace))
 
     async def remove_files(self, session: str) -> None:
-        """Remove everything that the tools of a one-shot call created. After a crash, the periodic sweeps do this."""
+        """Removes everything that the tools of a one-shot call created. After a crash, the periodic sweeps do this."""
         with anyio.CancelScope(shield=True):
             await self._workspaces.discard(session)
             await self.spool.remove(session)

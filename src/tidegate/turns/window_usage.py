@@ -17,7 +17,7 @@ from tidegate.values import Frozen, Message, Prefix
 
 NAMES = {
     "prompt": "the agent's prompt",
-    "project": "files of the project",
+    "project": "project files",
     "skills": "list of skills",
     "agents": "list of other agents",
     "memory": "notes",
@@ -25,7 +25,7 @@ NAMES = {
     "tools": "tools",
     "summaries": "summaries of older messages",
     "people": "messages from people",
-    "gateway": "notes of the gateway",
+    "gateway": "notes from the gateway",
     "answers": "answers",
     "results": "tool calls and results",
     "media": "pictures, sounds and documents",

@@ -22,7 +22,7 @@ from tidegate.workspaces.files.protected_paths import NAMES, REPOSITORY
 from tidegate.workspaces.protected_mounts import DEPTH, FOLDERS, NESTED_NAMES, ProtectedMount
 
 QUICK_SECONDS = 0.02
-"""A listing that takes no longer than this (some hundred folders) is repeated at every check."""
+"""A listing that takes no longer than this (a few hundred folders) is repeated at every check."""
 
 LIST_AGAIN = 30.0
 """After a slower listing, the next one waits this many times its duration."""
@@ -52,7 +52,7 @@ class CreatedFiles:
         self._started += 1
 
     def check(self, root: Path, *, running: bool, completely: bool = False) -> FoundFiles:
-        """Look for new files below `root`. `running` is true if a command runs when this is called. With `completely`,
+        """Looks for new files below `root`. `running` is true if a command runs when this is called. With `completely`,
         the folders are listed even if they were listed shortly before."""
         with self._lock:
             started = self._started

@@ -55,13 +55,13 @@ class DiskLimit:
         return DiskUsage(used.bytes + self.unnamed_bytes, used.files)
 
     def changed(self) -> None:
-        """Record that the files may have been changed by something other than a metered write."""
+        """Records that the files may have been changed by something other than a metered write."""
         self._stale = True
 
     async def check(self, *, running: bool, unnamed_bytes: int = 0) -> bool:
-        """Measure if something may have changed, which is always the case while something is `running`. Returns true if
-        the running commands must be ended: a limit has just been exceeded, or usage has grown further. A command that
-        is removing files may continue."""
+        """Measures if something may have changed, which is always the case while something is `running`. Returns true
+        if the running commands must be ended: a limit has just been exceeded, or usage has grown further. A command
+        that is removing files may continue."""
         async with self._measuring:
             before = self._taken(self._used) if self._used is not None and self.full else None
             self.unnamed_bytes = unnamed_bytes
@@ -76,7 +76,7 @@ class DiskLimit:
 
     @contextlib.asynccontextmanager
     async def reserve(self, count: int) -> AsyncIterator[bool]:
-        """Reserve this many bytes for the block; yields false if they do not fit. Concurrent reservations count even
+        """Reserves this many bytes for the block; yields false if they do not fit. Concurrent reservations count even
         before anything is written."""
         blocks = -(-count // BLOCK) * BLOCK
         async with self._measuring:
@@ -99,7 +99,7 @@ class DiskLimit:
             self._used = DiskUsage(before.bytes + blocks, before.files + 1)
 
     def _with(self, used: DiskUsage, more: int) -> DiskUsage:
-        """The usage if one more file of this many bytes is written."""
+        """Returns the usage if one more file of this many bytes is written."""
         taken = self._taken(used)
         return DiskUsage(taken.bytes + more, taken.files + 1)
 
@@ -156,7 +156,7 @@ class MeteredFiles:
             return await self._files.write(path, data, expected=expected)
 
     async def _size(self, path: str) -> int:
-        """The size of the existing file that a write would replace."""
+        """Returns the size of the existing file that a write would replace."""
         with contextlib.suppress(ToolFailed):
             async with self._files.opened(path) as fd:
                 return os.fstat(fd).st_size

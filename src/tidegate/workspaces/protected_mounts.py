@@ -80,7 +80,7 @@ class ProtectedMount(NamedTuple):
 
 
 def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
-    """The mounts of a project; outer mounts come before the ones inside them."""
+    """Returns the mounts of a project; outer mounts come before the ones inside them."""
     try:
         with _Survey(project).opened() as survey:
             for name in NAMES:
@@ -110,7 +110,7 @@ def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
 
 
 def rename_heads(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
-    """Rename each `HEAD` next to a protected `.git`. If `.git` is damaged, git treats a folder with a `HEAD` as a
+    """Renames each `HEAD` next to a protected `.git`. If `.git` is damaged, git treats a folder with a `HEAD` as a
     repository and uses the configuration there. No link is followed: another session may have replaced a folder with a
     link."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
@@ -119,7 +119,7 @@ def rename_heads(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
 
 
 def rename_created(project: Path, names: tuple[str, ...]) -> None:
-    """Rename the files that were created under these names."""
+    """Renames the files that were created under these names."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for name in names:
             survey.rename_created(name)
@@ -149,7 +149,7 @@ class _Survey:
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[int, os.stat_result] | None]:
-        """Open a path in the project for the block; yields a descriptor and its stat result, or None if the path is
+        """Opens a path in the project for the block; yields a descriptor and its stat result, or None if the path is
         missing or leads through a link."""
         folder, fds, names = self._root, list[int](), path.split("/") if path else ["."]
         try:
@@ -168,8 +168,8 @@ class _Survey:
                 os.close(fd)
 
     def protect(self, path: str, *, writable: bool = False) -> bool:
-        """Protect a regular file or folder, and keep its parents from being renamed. Returns false if there is no such
-        file or folder."""
+        """Protects a regular file or folder, and keeps its parents from being renamed. Returns false if there is no
+        such file or folder."""
         with self._at(path) as there:
             if there is None or not (stat.S_ISREG(there[1].st_mode) or stat.S_ISDIR(there[1].st_mode)):
                 return False
@@ -189,7 +189,7 @@ class _Survey:
         return real.removeprefix(f"{self._project}/") if real.startswith(f"{self._project}/") else name
 
     def _shut(self, path: str) -> None:
-        """Make an unreadable folder read-only as a whole, because a user who removed the read permission could also
+        """Makes an unreadable folder read-only as a whole, because a user who removed the read permission could also
         restore it."""
         if not path:
             raise ToolFailed(
@@ -199,7 +199,7 @@ class _Survey:
         self.protect(path)
 
     def rename_head(self, path: str) -> None:
-        """Rename the `HEAD` in a folder, if there is one."""
+        """Renames the `HEAD` in a folder, if there is one."""
         with self._at(path) as there, contextlib.ExitStack() as opened:
             if there is None:
                 return
@@ -216,7 +216,7 @@ class _Survey:
             _rename(_HEAD, folder, state)
 
     def rename_created(self, path: str) -> None:
-        """Rename a file or folder, or the link that leads to it."""
+        """Renames a file or folder, or the link that leads to it."""
         parent, _, name = path.rpartition("/")
         if os.path.islink(f"{self._project}/{parent}"):  # noqa: PTH114 false where nothing can be read
             parent, _, name = parent.rpartition("/")
@@ -226,7 +226,7 @@ class _Survey:
                 _rename(name, *there)
 
     def repositories(self) -> None:
-        """Protect the repositories in the project folder and in the folders below it, nearest first, and other
+        """Protects the repositories in the project folder and in the folders below it, nearest first, and other
         protected files in those folders."""
         waiting, looked, found, nested = deque([("", 0)]), 0, 0, 0
         while waiting:
@@ -245,7 +245,7 @@ class _Survey:
                     waiting.append((path, depth + 1))
 
     def _folders(self, path: str, besides: Collection[str] = ()) -> list[str]:
-        """The names of a folder's subfolders, and of those entries that are in `besides`."""
+        """Returns the names of a folder's subfolders, and of those entries that are in `besides`."""
         with self._at(path) as there:
             if there is None or not stat.S_ISDIR(there[1].st_mode):
                 return []
@@ -261,7 +261,7 @@ class _Survey:
                 return []
 
     def _repository(self, path: str) -> bool:
-        """Protect the repository that a `.git` is or points to; returns false if there is none."""
+        """Protects the repository that a `.git` is or points to; returns false if there is none."""
         with self._at(path) as there:
             if there is None:
                 return False
@@ -275,7 +275,7 @@ class _Survey:
         return True
 
     def _git_dir(self, path: str) -> None:
-        """Protect a repository's folder, or the folder that it keeps for a worktree."""
+        """Protects a repository's folder, or the folder that it keeps for a worktree."""
         if path in self.found or not self.protect(path, writable=True):
             return
         worktree = Path(path).parent.name == "worktrees"
@@ -289,14 +289,14 @@ class _Survey:
         if worktree:
             self.protect(f"{path}/gitdir")
             return
-        for named in named_by_git(self._project, f"{self._project}/{path}", config):
+        for named in named_by_git(self._project, f"{self._project}/{path}", self._text_at):
             self.protect(named)
         for name in self._folders(f"{path}/worktrees"):
             self._git_dir(f"{path}/worktrees/{name}")
         self._modules(f"{path}/modules")
 
     def _modules(self, path: str) -> None:
-        """Protect submodules; their names may have several parts."""
+        """Protects submodules; their names may have several parts."""
         waiting = deque((f"{path}/{name}", 0) for name in self._folders(path))
         while waiting and len(self.found) < REPOSITORIES * len(NAMES):
             folder, depth = waiting.popleft()
@@ -307,7 +307,7 @@ class _Survey:
                 waiting += ((f"{folder}/{name}", depth + 1) for name in names)
 
     def _complete(self, path: str, needed: Mapping[str, bytes | None]) -> None:
-        """Create missing files with the given text, and missing folders, so that no command can create different ones.
+        """Creates missing files with the given text, and missing folders, so that no command can create different ones.
         Git treats these files and folders as if they were missing. (A `commondir` that led elsewhere would make git
         read its configuration from there.)"""
         with self._at(path) as there:
@@ -317,6 +317,9 @@ class _Survey:
             for name, text in needed.items():
                 with contextlib.suppress(OSError):  # it exists, or the folder is not writable
                     _make(f"/proc/self/fd/{folder}/{name}", text, owner)
+
+    def _text_at(self, path: str) -> bytes:
+        return self._text(path.removeprefix(f"{self._project}/"))
 
     def _text(self, path: str) -> bytes:
         with self._at(os.path.normpath(path)) as there:
@@ -333,7 +336,7 @@ def _rename(name: str, folder: int, state: os.stat_result) -> None:
 
 
 def _open_up(folder: int, state: os.stat_result, needed: int) -> None:
-    """Restore access to a folder after a command removed the access of its own user, which may be the gateway's user
+    """Restores access to a folder after a command removed the access of its own user, which may be the gateway's user
     too."""
     if ~state.st_mode & needed:
         with contextlib.suppress(PermissionError):  # it belongs to another user
@@ -354,7 +357,7 @@ def _read(reference: int, state: os.stat_result) -> bytes:
 
 
 def _make(path: str, text: bytes | None, owner: os.stat_result) -> None:
-    """Create a file or a folder. If the gateway runs as root, this is done with the rights of the repository's owner.
+    """Creates a file or a folder. If the gateway runs as root, this is done with the rights of the repository's owner.
     With a chown afterwards, the path might lead elsewhere by then."""
     with acting_as(User(owner.st_uid, owner.st_gid) if os.geteuid() == 0 else None):
         if text is None:

@@ -1,6 +1,6 @@
 """Provenance of project files: the principals that could write them, and the files that may enter a prompt.
 
-Before a session of anybody but the owner can write in a project folder, the store records the session's principal, with
+Before a session of anybody but the owner can write to a project folder, the store records the session's principal, with
 the digests of the files in the folder that prompts use (`survey`). From then on a file in that folder enters the
 prompts of other principals only if its content was there before or the owner accepted it. So it does not matter how or
 when a file is written: by a tool, a command, a process that outlives the gateway, or by moving a folder.
@@ -24,14 +24,14 @@ Survey = Callable[[Path], Mapping[str, bytes]]
 """Returns the digests of the files below a folder that may enter prompts, by real path. The function blocks."""
 
 UNTRUSTED = (
-    "somebody other than the owner could write in this folder, and the file is new or changed since; the owner accepts "
+    "somebody other than the owner could write to this folder, and the file is new or changed since; the owner accepts "
     "it with `tidegate projects trust`."
 )
 
 
 class Reader(Frozen, frozen=True):
     """The reader of a prompt. `folders` are the folders that anybody other than the owner and the reader could write
-    in; `trusted` lists the files in them that may be used. Equal readers may share a prompt."""
+    to; `trusted` lists the files in them that may be used. Equal readers may share a prompt."""
 
     folders: tuple[str, ...] = ()
     trusted: frozenset[tuple[str, bytes]] = frozenset()
@@ -66,7 +66,7 @@ class Provenance:
         return Reader(folders=tuple(sorted(f"{folder}/" for folder in folders)), trusted=known.trusted)
 
     async def steady(self, principal: str, make: Callable[[Reader], Awaitable[T]]) -> T:
-        """Build something from files for a reader. If a writer was added in the meantime, build it again."""
+        """Builds something from files for a reader. If a writer was added in the meantime, builds it again."""
         reader = await self.reader(principal)
         while True:
             result = await make(reader)
@@ -75,7 +75,7 @@ class Provenance:
             reader = now
 
     async def admit(self, session: str, folder: Path) -> None:
-        """Record the session's principal before the session can write in a project folder."""
+        """Records the session's principal before the session can write to a project folder."""
         writer = await self._store.read(workspaces.project_writer, session)
         if writer is None:
             return
@@ -86,11 +86,11 @@ class Provenance:
         await self._change(workspaces.add_project_writer, real, writer, files)
 
     async def trust(self, files: Mapping[str, bytes]) -> None:
-        """Record that the owner accepts the files with these contents."""
+        """Records that the owner accepts the files with these contents."""
         await self._change(workspaces.trust_files, files)
 
     async def files(self) -> Mapping[str, bytes]:
-        """The digests of the files in folders that anybody other than the owner could write in."""
+        """Returns the digests of the files in folders that anybody other than the owner could write to."""
         found: dict[str, bytes] = {}
         for folder in sorted({folder for folder, _ in (await self.known()).writers}):
             found |= await to_thread.run_sync(self._survey, Path(folder))

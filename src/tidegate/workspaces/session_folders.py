@@ -62,11 +62,12 @@ class Folders:
         return self.root / session
 
     def private(self, session: str) -> Path:
-        """The folder for the home and temporary files of a session's commands, apart from their working folder."""
+        """Returns the folder for the home and temporary files of a session's commands, apart from their working
+        folder."""
         return self.root / f"{session}.private"
 
     def make(self, spec: SandboxSpec, *, here: bool, notes: bool) -> None:
-        """Create the missing folders of a workspace. The working folder is created only if it is on this machine
+        """Creates the missing folders of a workspace. The working folder is created only if it is on this machine
         (`here`). `notes` adds the demo model's notes to a new working folder."""
         self.root.mkdir(mode=FOLDER_MODE, exist_ok=True)
         spec.private.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -80,12 +81,12 @@ class Folders:
                 _give(folder, spec.user)
 
     def wrongly_owned(self, spec: SandboxSpec) -> list[Path]:
-        """The session's own folders that have the wrong owner. A project folder is never among them."""
+        """Returns the session's own folders that have the wrong owner. A project folder is never among them."""
         own = (spec.home, spec.temporary) if spec.project else (spec.folder, spec.home, spec.temporary)
         return [folder for folder in own if spec.user is not None and folder.stat().st_uid != spec.user.uid]
 
     def move_to_trash(self, session: str) -> None:
-        """Move the session's folders to the trash. The next sweep removes the private folder."""
+        """Moves the session's folders to the trash. The next sweep removes the private folder."""
         self.trash.mkdir(mode=FOLDER_MODE, exist_ok=True)
         for folder in (self.of(session), self.private(session)):
             place = self.trash / folder.name
@@ -100,13 +101,13 @@ class Folders:
                     folder.rename(place)
 
     def remove(self, session: str) -> None:
-        """Remove all folders of the session, in the workspaces and in the trash."""
+        """Removes all folders of the session, in the workspaces and in the trash."""
         for folder in (self.of(session), self.private(session)):
             remove(folder)
             remove(self.trash / folder.name)
 
     def sessions(self) -> dict[str, list[Path]]:
-        """All folders found, by session id."""
+        """Returns all folders found, by session id."""
         found: dict[str, list[Path]] = {}
         for folder in (self.root, self.trash):
             with contextlib.suppress(FileNotFoundError):
@@ -121,7 +122,7 @@ class Folders:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and everything in it. Subfolders are moved up before they are emptied, so that neither the path
+    """Removes a folder and everything in it. Subfolders are moved up before they are emptied, so that neither the path
     nor the stack grows. Folders left behind by a crash have the session's name and are removed by the next sweep."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
@@ -153,7 +154,7 @@ def remove(folder: Path) -> None:
 
 
 def _give(path: Path, user: User | None) -> None:
-    """Give a new file or folder to this user; None is the gateway's own user."""
+    """Gives a new file or folder to this user; None is the gateway's own user."""
     if user is not None:
         os.chown(path, *user)
 
@@ -218,7 +219,7 @@ def _usage_in_namespace(places: list[str]) -> DiskUsage | None:
 
 
 async def enforce_trash_quota(store: Store, folders: Folders, most: int) -> None:
-    """Measure new folders in the trash and remove the oldest until the trash fits its quota."""
+    """Measures new folders in the trash and removes the oldest until the trash fits its quota."""
     for _ in range(BATCHES):
         new: list[str] = await store.read(workspaces.unmeasured_trash, BATCH)
         for session in new:

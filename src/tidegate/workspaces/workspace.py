@@ -68,7 +68,7 @@ class Workspace:
         return (await self._owner.backend()).sandboxed
 
     async def files(self) -> Files:
-        """The session's files; creates the folder if it does not exist yet."""
+        """Returns the session's files; creates the folder if it does not exist yet."""
         backend, spec = await self._owner.spec(self.session, self.agent)
         await self._owner.prepare(spec, backend, self.agent)
         files, disk = backend.files(spec, self._open_sandbox), self._owner.disk(spec, backend)
@@ -81,7 +81,7 @@ class Workspace:
     # -- commands --
 
     async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> CommandEnd:
-        """Run a command in the session's shell. Its output is streamed to `sink`."""
+        """Runs a command in the session's shell. Its output is streamed to `sink`."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
             await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
@@ -105,7 +105,7 @@ class Workspace:
     async def _keep_shell(
         self, live_sandbox: LiveSandbox, sandbox: Sandbox, done: CommandResult, before: bytes | None, told: str
     ) -> list[str]:
-        """Save the state of the shell. Returns notes for the caller; `told` is an earlier note and comes first."""
+        """Saves the state of the shell. Returns notes for the caller; `told` is an earlier note and comes first."""
         notes = [told] if told else []
         saved = shell_script.read_state(done.state)
         if saved.shell is not None:
@@ -128,7 +128,7 @@ class Workspace:
     # -- background processes --
 
     async def start(self, name: str, command: str, *, restart: bool = False, notify: bool = False) -> ProcessView:
-        """Start a named process. If a process with that name is already running, return that process."""
+        """Starts a named process. If a process with that name is already running, returns that process."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
             if name not in live_sandbox.running and await live_sandbox.is_full() and live_sandbox.disk is not None:
@@ -137,21 +137,21 @@ class Workspace:
             return await self._viewer().view(name, new=False) if row is None else view(row, 0)
 
     async def list(self) -> tuple[ProcessView, ...]:
-        """The session's processes, newest first, including the last ones that have ended."""
+        """Returns the session's processes, newest first, including the last ones that have ended."""
         return await self._viewer().list()
 
     async def output(self, name: str, *, since: int | None = None, limit: int) -> OutputPage:
-        """Read at most `limit` bytes of a process's output from the offset `since`; if that is None, the last `limit`
+        """Reads at most `limit` bytes of a process's output from the offset `since`; if that is None, the last `limit`
         bytes."""
         return await self._viewer().output(name, since, limit)
 
     async def write(self, name: str, data: bytes, *, close: bool = False) -> None:
-        """Write to the process's input; `close` closes the input afterwards."""
+        """Writes to the process's input; `close` closes the input afterwards."""
         running = await self._viewer().running(name)
         await self._owner.processes.write(running, data, close=close)
 
     async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> WaitResult:
-        """Wait until a line of the output after the offset `since` matches the extended regular expression or the
+        """Waits until a line of the output after the offset `since` matches the extended regular expression or the
         process ends."""
         await self._viewer().row(name)
         if pattern is None:
@@ -177,7 +177,7 @@ class Workspace:
         return WaitResult(await viewer.view(name), matched)
 
     async def stop(self, name: str) -> ProcessView:
-        """End a process and everything it started: SIGTERM first, then SIGKILL."""
+        """Ends a process and everything it started: SIGTERM first, then SIGKILL."""
         viewer = self._viewer()
         await self._owner.processes.stop(await viewer.running(name))
         return await viewer.view(name)

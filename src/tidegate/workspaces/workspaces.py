@@ -105,7 +105,7 @@ class Workspaces:
         bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     ) -> None:
         """`environment` is the gateway's own environment; commands see only those of its variables that the settings
-        name. `provenance` records a session before it can write in a project folder."""
+        name. `provenance` records a session before it can write to a project folder."""
         self.store = store
         self._provenance = provenance
         self._bounds = bounds
@@ -141,8 +141,8 @@ class Workspaces:
         return backend if isinstance(backend, RemoteBackend) else None
 
     async def spec(self, session: str, agent: str) -> tuple[Backend, SandboxSpec]:
-        """The backend and sandbox specification of a session. If the session's agent is no longer configured, the
-        session gets its own folder."""
+        """Returns the backend and sandbox specification of a session. If the session's agent is no longer configured,
+        the session gets its own folder."""
         project = self._config.project(agent) if agent in self._config.agents else None
         return await self.backend(), await self._spec(session, project)
 
@@ -171,8 +171,8 @@ class Workspaces:
         )
 
     def disk(self, spec: SandboxSpec, backend: Backend) -> DiskLimit | None:
-        """The disk quota of a session, kept on its record while the session is present. None if nothing is measured: a
-        project folder of the user has no limit, and remote folders are not measured."""
+        """Returns the disk quota of a session, kept on its record while the session is present. None if nothing is
+        measured: a project folder of the user has no limit, and remote folders are not measured."""
         if spec.project or isinstance(backend, RemoteBackend):
             return None
         record, folders = self._presence.get(spec.session), (spec.folder, spec.private)
@@ -225,7 +225,7 @@ class Workspaces:
         return live_sandbox
 
     async def prepare(self, spec: SandboxSpec, backend: Backend, agent: str) -> None:
-        """Create the folders and record the session that owns them."""
+        """Creates the folders and records the session that owns them."""
         here = not isinstance(backend, RemoteBackend)
         if spec.project and here and self._provenance is not None:
             await self._provenance.admit(spec.session, spec.folder)
@@ -245,7 +245,7 @@ class Workspaces:
             raise ToolFailed(f"The workspace's folder cannot be created ({error.strerror}).") from None
 
     async def _change_owner(self, folders: list[Path], user: User) -> None:
-        """Give these folders and their contents to the session's user. No link is followed. A folder changes its owner
+        """Gives these folders and their contents to the session's user. No link is followed. A folder changes its owner
         only after its contents, so an interrupted run is repeated but a finished run is not."""
         chown = [find_program("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
         child = await self.spawner.spawn(chown, {})
@@ -262,7 +262,7 @@ class Workspaces:
             )
 
     def _make(self, spec: SandboxSpec, here: bool, agent: str) -> list[Path]:
-        """Create the folders; returns those that still have the wrong owner."""
+        """Creates the folders; returns those that still have the wrong owner."""
         if spec.project and here and not spec.folder.is_dir():
             raise ToolFailed(
                 f"The agent's workspace is set to {spec.folder}, which does not exist: create it, or change "
@@ -275,7 +275,7 @@ class Workspaces:
 
     @asynccontextmanager
     async def use_sandbox(self, session: str, agent: str) -> AsyncIterator[LiveSandbox]:
-        """The session's live sandbox, which counts as in use during the block."""
+        """Yields the session's live sandbox, which counts as in use during the block."""
         backend, spec = await self.spec(session, agent)
         live_sandbox = await self._obtain_sandbox(spec, backend, agent)
         try:
@@ -288,7 +288,8 @@ class Workspaces:
                     await self.close_sandbox(live_sandbox)
 
     async def close_sandbox(self, live_sandbox: LiveSandbox) -> None:
-        """Close a live sandbox and remove it from its session's record, unless a newer one has already replaced it."""
+        """Closes a live sandbox and removes it from its session's record, unless a newer one has already replaced
+        it."""
         live_sandbox.closed = True
         if (record := self._presence.get(live_sandbox.session)) is not None and record.workspace is live_sandbox:
             self._presence.clear_workspace(live_sandbox.session)
@@ -300,7 +301,7 @@ class Workspaces:
     # -- start and stop of the gateway --
 
     async def start(self) -> None:
-        """Record that the processes of the last gateway are gone, and start those marked `restart` again."""
+        """Records that the processes of the last gateway are gone, and starts those marked `restart` again."""
         if self._choice.warning:
             log.warning("the gateway runs as root", meaning=self._choice.warning)
         if self.spawner.user is not None:
@@ -322,7 +323,7 @@ class Workspaces:
         self._scope.start(self._restart, name="restart of processes")
 
     async def _end_orphans(self) -> None:
-        """End the processes with this home's mark that do not descend from any of our children. The home is locked, so
+        """Ends the processes with this home's mark that do not descend from any of our children. The home is locked, so
         no other gateway owns them."""
         marked = await to_thread.run_sync(reaper.marked_processes, self.spawner.owner)
         # Children are started on this thread, so every one that was found and is still running is known by now.
@@ -352,7 +353,7 @@ class Workspaces:
             await self._add_notice(row.session, f"The process {row.name!r} could not be started again: {error.message}")
 
     async def _close(self) -> None:
-        """End everything. The rows stay as they are, so that the next start finds what was lost, as after a kill."""
+        """Ends everything. The rows stay as they are, so that the next start finds what was lost, as after a kill."""
         live_sandboxes = self._live_sandboxes()
         for live_sandbox in live_sandboxes:
             live_sandbox.gateway_stopping = True
@@ -361,7 +362,7 @@ class Workspaces:
     # -- the end of a session --
 
     async def end(self, session: str) -> None:
-        """End everything that runs for the session and move its own folder to the trash. May be called again."""
+        """Ends everything that runs for the session and moves its own folder to the trash. May be called again."""
         row = await self._end_processes(session)
         if row is not None:
             # Whatever folder the row names, only a folder with the session's name is moved, and no project has one.
@@ -369,7 +370,7 @@ class Workspaces:
             await self._discard_remote_folders(row, keep=True)
 
     async def discard(self, session: str) -> None:
-        """End everything that runs for a deleted session and keep nothing, even if its rows are already gone."""
+        """Ends everything that runs for a deleted session and keeps nothing, even if its rows are already gone."""
         row = await self._end_processes(session)
         await to_thread.run_sync(self.folders.remove, session)
         if row is not None:
@@ -377,14 +378,14 @@ class Workspaces:
             await self.store.write(workspaces.remove, session)
 
     async def _discard_remote_folders(self, row: WorkspaceRow, *, keep: bool) -> None:
-        """Discard the session's folders on another machine."""
+        """Discards the session's folders on another machine."""
         backend = await self.backend()
         if isinstance(backend, RemoteBackend) and backend.name == row.backend:
             await self._remote_cleanup.discard_folders(backend, row.session, keep=keep)
 
     async def _end_processes(self, session: str) -> WorkspaceRow | None:
-        """End everything that runs for the session. Returns None if the session never had a workspace, which is true of
-        most sessions."""
+        """Ends everything that runs for the session. Returns None if the session never had a workspace, which is true
+        of most sessions."""
         record = self._presence.get(session)
         if record is not None and isinstance(record.workspace, LiveSandbox):
             await self.close_sandbox(record.workspace)
@@ -396,8 +397,8 @@ class Workspaces:
     # -- the timer --
 
     async def reconcile(self) -> None:
-        """Compare what is alive with what should be alive. Handles sandboxes that were ended from outside, usage beyond
-        the limits, idle sandboxes, and zombies that nobody else would reap."""
+        """Compares what is alive with what should be alive. Handles sandboxes that were ended from outside, usage
+        beyond the limits, idle sandboxes, and zombies that nobody else would reap."""
         await to_thread.run_sync(self._reaper.reap)
         live_sandboxes = self._live_sandboxes()
         await _run_concurrently([self._check(live_sandbox) for live_sandbox in live_sandboxes])
@@ -423,7 +424,7 @@ class Workspaces:
             log.exception("checking a workspace failed; it is tried again", session=live_sandbox.session)
 
     async def tidy(self) -> None:
-        """Remove processes and folders without an owner, folders that have been in the trash long enough, and orphaned
+        """Removes processes and folders without an owner, folders that have been in the trash long enough, and orphaned
         rows."""
         self._choice.reconsider()
         await self._end_orphans()
@@ -468,7 +469,7 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """The status for the operator. Reading it does not trigger the detection of the backend."""
+        """Returns the status for the operator. Reading it does not trigger the detection of the backend."""
         live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(
@@ -507,7 +508,7 @@ def _kept(enforced: Mapping[str, str]) -> str:
 
 
 def _claim(db: Db, row: WorkspaceRow) -> None:
-    """Record the session's workspace. A shell saved with another backend is discarded."""
+    """Records the session's workspace. A shell saved with another backend is discarded."""
     before = workspaces.get(db, row.session)
     workspaces.put(db, session=row.session, backend=row.backend, folder=row.folder, project=row.project)
     if before is not None and before.backend != row.backend:
@@ -515,7 +516,7 @@ def _claim(db: Db, row: WorkspaceRow) -> None:
 
 
 def _end_leftover(row: ProcessRow) -> None:
-    """Kill a process that the last gateway left alive, identified by its pid and start time."""
+    """Kills a process that the last gateway left alive, identified by its pid and start time."""
     if row.pid and row.start_ticks is not None and start_ticks(row.pid) == row.start_ticks:
         log.warning("a process of the last gateway is still alive and is ended", process=row.id, pid=row.pid)
         try:

@@ -36,7 +36,7 @@ CONDENSED = (
 )
 
 TEXT_CHARACTERS = 4000
-"""The most characters of one text that are sent to the model. No summary would repeat more."""
+"""The maximum number of characters of one text that are sent to the model. No summary would repeat more."""
 
 WORDS_PER_TOKEN = 0.7
 """The average number of words per token in most languages."""
@@ -159,7 +159,7 @@ def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
         return f"{head}{results}."
     lines = [f"message {place}: {_begin(text)}" for place, text in _spread(user_texts, size)]
     every = len(lines) == len(user_texts)
-    which = "Messages of the person" if every else f"{len(lines)} of the {len(user_texts)} messages of the person"
+    which = "Messages from the user" if every else f"{len(lines)} of the {len(user_texts)} messages from the user"
     return f"{head}{results}. {which}:\n" + "\n".join(lines)
 
 

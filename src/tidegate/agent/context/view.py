@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.agent.tool_pairs import in_call_order
+from tidegate.agent.tool_results import in_call_order
 from tidegate.store import ElisionRow, SummaryRow
 from tidegate.values import Frozen, Message, ToolCall
 

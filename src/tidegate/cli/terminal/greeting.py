@@ -18,7 +18,7 @@ _MESSAGE_CHARACTERS = 300  # printed of each of its messages
 
 
 def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | None) -> str:
-    """Return one line with title, agent and model."""
+    """Returns one line with title, agent and model."""
     if session is None:
         agents = {view["name"]: view for view in api.call("GET", "/api/agents")["agents"]}
         name = agent or ("main" if "main" in agents else next(iter(agents), ""))
@@ -30,7 +30,7 @@ def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | N
 
 
 def _model(home: Path, setting: str) -> str:
-    """Return the display name of a configured model, or its name in the configuration if the gateway cannot be
+    """Returns the display name of a configured model, or its name in the configuration if the gateway cannot be
     reached."""
     try:
         agents = msgspec.convert(ask(home, {"do": "status"})["agents"], list[AgentModel])

@@ -31,7 +31,7 @@ class InterruptHandler:
         signal.signal(signal.SIGINT, self._before)
 
     def on_press(self, stop: Callable[[], None]) -> None:
-        """Call `stop` at the first press of Ctrl-C, or now if that has already happened."""
+        """Calls `stop` at the first press of Ctrl-C, or now if that has already happened."""
         self._stop = stop
         if self._presses:
             stop()

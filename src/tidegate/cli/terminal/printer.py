@@ -24,7 +24,7 @@ class Printer:
             self._write(text)
 
     def end_line(self, *, typed: bool = False) -> None:
-        """Ensure that the cursor is at the beginning of a line. `typed` is true if the user has just pressed Enter."""
+        """Ensures that the cursor is at the beginning of a line. `typed` is true if the user has just pressed Enter."""
         if not self._fresh and not typed:
             self._write("\n")
         self._fresh = True
@@ -39,7 +39,7 @@ class Printer:
         self._write(text)
 
     def note(self, text: str) -> None:
-        """Print a remark that is not part of the answer."""
+        """Prints a remark that is not part of the answer."""
         shown = strip_controls(text).replace("\n", " ")
         if not self._interactive:
             print(shown, file=sys.stderr)
@@ -49,14 +49,14 @@ class Printer:
         self._write("\n")
 
     def progress(self, text: str) -> None:
-        """Print output of a running tool as it arrives, except in a pipe."""
+        """Prints output of a running tool as it arrives, except in a pipe."""
         # Programs with a progress display overwrite their line; each state is printed on a line of its own.
         if self._interactive and (shown := strip_controls(text.replace("\r\n", "\n").replace("\r", "\n"))):
             self._switch_to(tool=True)
             self._write(shown, faint=True)
 
     def _switch_to(self, *, tool: bool) -> None:
-        """Start a new line when the output switches between answer and tool."""
+        """Starts a new line when the output switches between answer and tool."""
         if tool != self._of_tool:
             self.end_line()
         self._of_tool = tool

@@ -33,7 +33,7 @@ class QuestionPrompt:
         self._command = command
 
     def ask(self, id: str, agent: str = "") -> bool:
-        """Ask until the question is closed. Returns True if it was answered here. `agent` is set if the question comes
+        """Asks until the question is closed. Returns True if it was answered here. `agent` is set if the question comes
         from another agent, to which a task was delegated. Raises EOFError if the user leaves."""
         question = self._api.call("GET", self._api.approval(id))
         if question["state"] != "open":
@@ -51,7 +51,7 @@ class QuestionPrompt:
         return False
 
     def _answer(self, question: dict[str, Any], line: str) -> bool:
-        """Send the line as an answer or command. Returns True if it was accepted as an answer."""
+        """Sends the line as an answer or command. Returns True if it was accepted as an answer."""
         try:
             if _COMMAND.match(line):
                 self._command(line)
@@ -67,7 +67,7 @@ class QuestionPrompt:
         return True
 
     def _read(self, id: str, prompt: str) -> str | None:
-        """Read a line, or return None if the question was closed in the meantime. The terminal delivers only complete
+        """Reads a line, or returns None if the question was closed in the meantime. The terminal delivers only complete
         lines, one at a time."""
         self._printer.prompt(prompt)
         stdin = sys.stdin.fileno()
@@ -90,7 +90,7 @@ class QuestionPrompt:
 
 
 def question_lines(question: dict[str, Any]) -> list[str]:
-    """Return the lines of the complete question, with numbered choices."""
+    """Returns the lines of the complete question, with numbered choices."""
     lines = strip_controls(question["summary"]).split("\n")
     return [
         *lines,
@@ -106,14 +106,14 @@ def heading(question: dict[str, Any]) -> str:
 
 
 def hint(question: dict[str, Any]) -> str:
-    """Return the possible replies, for the prompt."""
+    """Returns the possible replies, for the prompt."""
     if question["kind"] == "approval":
         return "y approves, n [REASON] denies"
     return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"
 
 
 def answer_of(question: dict[str, Any], text: str) -> dict[str, str] | None:
-    """Return the request body for an answer, or None if the text is not an answer. The gateway checks choices."""
+    """Returns the request body for an answer, or None if the text is not an answer. The gateway checks choices."""
     text = text.strip()
     if question["kind"] == "question":
         return {"decision": "answered", "text": text} if text else None

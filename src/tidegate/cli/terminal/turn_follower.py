@@ -51,7 +51,7 @@ class TurnFollower:
         self._noticed: set[str] = set()  # lint: allow it ends with the turn
 
     def follow(self) -> bool:
-        """Print the turn until it has ended. Returns True if the turn was answered, or stopped by a user."""
+        """Prints the turn until it has ended. Returns True if the turn was answered, or stopped by a user."""
         return self._finish(self._outcome())
 
     def _outcome(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class TurnFollower:
         )
 
     def _events(self) -> Generator[dict[str, Any], None, None]:
-        """Yield the session's events, starting now. The first item is empty and signals that the stream is open."""
+        """Yields the session's events, starting now. The first item is empty and signals that the stream is open."""
         opened = False
         for line in self._api.lines(f"{self._path}/events", headers={"Last-Event-ID": str(_NO_ROWS)}):
             if not opened:
@@ -144,7 +144,7 @@ class TurnFollower:
             self._note("further output of this call is not shown")
 
     def _question(self, event: dict[str, Any]) -> None:
-        """Ask the user once. A question that is repeated after a reconnect, or has already been answered, is
+        """Asks the user once. A question that is repeated after a reconnect, or has already been answered, is
         skipped."""
         if event["id"] in self._asked:
             return
@@ -161,7 +161,7 @@ class TurnFollower:
             self._printed[1] = self._received[1]
 
     def _print_calls(self) -> None:
-        """Print the tool calls from the transcript. Used if the turn was over before the stream was open."""
+        """Prints the tool calls from the transcript. Used if the turn was over before the stream was open."""
         rows = self._api.call("GET", f"{self._path}/messages", query={"limit": _ROWS})["messages"]
         for message in (row["message"] for row in rows if row.get("turn") == self._turn):
             for call in message.get("calls", ()):
@@ -188,5 +188,5 @@ class TurnFollower:
 
 
 def _failure(event: dict[str, Any], text: str) -> str:
-    """Return one line about a failed call. The text of an interrupted call already says what happened."""
+    """Returns one line about a failed call. The text of an interrupted call already says what happened."""
     return f"{event['name']}: {text}" if event.get("interrupted") else f"{event['name']} failed: {text}"

@@ -47,7 +47,7 @@ _ELSEWHERE = "choose a folder elsewhere, or move the home folder with --home or 
 
 
 def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
-    """Yield an error for each folder that agents must not access. `secrets` maps settings to references."""
+    """Yields an error for each folder that agents must not access. `secrets` maps settings to references."""
     home = _Place(config.home)
     kept = {setting: _Place(file) for setting, file in _secret_files(config, secrets)}
     for setting, text, use in _named(config):
@@ -84,7 +84,7 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
 def exposed_secrets(
     config: Config, references: Mapping[str, str], secrets: Mapping[str, Secret], environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield an error for each variable that is passed to commands and contains a secret of the settings. `references`
+    """Yields an error for each variable that is passed to commands and contains a secret of the settings. `references`
     maps settings to references, and `secrets` maps references to secrets."""
     for name in config.workspaces.environment:
         value = environment.get(name, "")
@@ -106,7 +106,7 @@ def _contains(value: str, secret: Secret | None) -> bool:
 
 
 def missing(config: Config) -> Iterator[str]:
-    """Yield a warning for each agent's folder that does not exist."""
+    """Yields a warning for each agent's folder that does not exist."""
     for name in config.agents:
         folder = config.project(name)
         if folder is not None and not folder.is_dir():
@@ -115,7 +115,7 @@ def missing(config: Config) -> Iterator[str]:
 
 
 def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "reading", "skills"]]]:
-    """Yield each folder that the settings name, as (setting, folder, use)."""
+    """Yields each folder that the settings name, as (setting, folder, use)."""
     for name, agent in config.agents.items():
         if agent.workspace is not None:
             yield f"[agents.{name}] workspace", agent.workspace, "writing"
@@ -129,7 +129,7 @@ def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "readi
 def _shows(
     folder: Path, home: Path, its_place: "_Place", secrets: Mapping[str, "_Place"], own: frozenset[str]
 ) -> str | None:
-    """Return an error if the folder would expose private files of the gateway, else None."""
+    """Returns an error if the folder would expose private files of the gateway, else None."""
     place = _Place(folder)
     if its_place.is_within(place):
         how = "is" if place.is_within(its_place) else "contains"
@@ -144,7 +144,7 @@ def _shows(
 
 
 def _of_the_kernel(folder: Path) -> str | None:
-    """Return an error if the folder would expose one of the kernel's file systems, else None."""
+    """Returns an error if the folder would expose one of the kernel's file systems, else None."""
     place = _Place(folder)
     for name in KERNEL:
         kernel = _Place(Path(name))
@@ -156,8 +156,8 @@ def _of_the_kernel(folder: Path) -> str | None:
 
 
 def _through_the_kernel(folder: Path) -> str | None:
-    """Return an error if the path leads through one of the kernel's file systems, since a path such as `/proc/self/cwd`
-    differs between processes."""
+    """Returns an error if the path leads through one of the kernel's file systems, since a path such as
+    `/proc/self/cwd` differs between processes."""
     trail = {_identity(each) for each in (folder, *folder.parents)}
     for name in KERNEL:
         if _identity(Path(name)) in trail:
@@ -166,7 +166,7 @@ def _through_the_kernel(folder: Path) -> str | None:
 
 
 def shows_services(folder: Path, services: str = SERVICES) -> str | None:
-    """Return an error if the folder would expose sockets of the machine's services. Other folders in `services`, such
+    """Returns an error if the folder would expose sockets of the machine's services. Other folders in `services`, such
     as a mounted disk, are allowed."""
     place, all_services = _Place(folder), _Place(Path(services))
     inside = place.below(all_services)
@@ -182,7 +182,7 @@ def _holds_socket(folder: Path) -> bool:
 
 
 def _is_home(folder: Path) -> str | None:
-    """Return an error if the folder is a user's home folder, or contains the home folder of a user who can log in."""
+    """Returns an error if the folder is a user's home folder, or contains the home folder of a user who can log in."""
     place = _Place(folder)
     for name, home, logs_in in _homes():
         its = _Place(home)
@@ -226,7 +226,7 @@ class _Place:
         return any(identity == other._trail[0][1] for _, identity in self._trail)
 
     def below(self, other: "_Place") -> tuple[str, ...] | None:
-        """Return the path relative to the other folder, or None if it is not inside that folder."""
+        """Returns the path relative to the other folder, or None if it is not inside that folder."""
         names: list[str] = []
         for name, identity in self._trail:
             if identity == other._trail[0][1]:

@@ -26,7 +26,7 @@ class FoundPlugins(NamedTuple):
 
 
 def plugin_uses(config: Config) -> Iterator[PluginUse]:
-    """Yield the plug-ins that agents use, in the order in which they are started."""
+    """Yields the plug-ins that agents use, in the order in which they are started."""
     if config.memory.provider and (agents := _agents(config, "memory")):
         yield PluginUse(kind="memory", name=config.memory.provider, agents=agents)
     if config.context.index and (agents := _agents(config, "context")):

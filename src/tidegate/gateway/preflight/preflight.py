@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.config import FILE_NAME, Config, is_reference, load, nearest, plugin_references
 from tidegate.errors import Misconfigured
-from tidegate.gateway.preflight import PreflightFailed, folders, rules
+from tidegate.gateway.preflight import PreflightFailed, folders, network, rules
 from tidegate.security import Secret, resolve
 from tidegate.tools import BUILTIN, ToolRegistry, builtin_toolsets
 
@@ -36,7 +36,7 @@ class Ready(NamedTuple):
 
 
 def settings(home: Path) -> Config:
-    """Read the configuration alone. Errors name the full path of the file."""
+    """Reads the configuration alone. Errors name the full path of the file."""
     try:
         return load(home)
     except Misconfigured as error:
@@ -44,7 +44,7 @@ def settings(home: Path) -> Config:
 
 
 def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False) -> Ready:
-    """Read the configuration and everything that it refers to. With `keyless`, a missing secret is not an error."""
+    """Reads the configuration and everything that it refers to. With `keyless`, a missing secret is not an error."""
     config = settings(home)
     errors: list[str] = []
     references = _references(config)
@@ -69,6 +69,8 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     errors += folders.unsafe(config, references)
     errors += folders.exposed_secrets(config, references, secrets, environment)
     errors += rules.invalid(config)
+    if not keyless:
+        errors += network.faults(config, secrets, environment)
     errors += _unknown_prices(config)
     if errors:
         raise PreflightFailed(tuple(with_path(home, error) for error in errors), config)
@@ -86,7 +88,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
 
 
 def _no_network(config: Config) -> Iterator[str]:
-    """Yield a warning if sandboxes are configured to have network access but the required programs are not
+    """Yields a warning if sandboxes are configured to have network access but the required programs are not
     installed."""
     if config.workspaces.network and config.workspaces.backend in ("auto", "bubblewrap"):
         from tidegate.workspaces.backends import sandbox_network
@@ -97,7 +99,7 @@ def _no_network(config: Config) -> Iterator[str]:
 
 
 def _plugins(config: Config) -> "FoundPlugins | None":
-    """Find the plug-ins that the configuration uses. If it uses none, returns None and imports nothing."""
+    """Finds the plug-ins that the configuration uses. If it uses none, returns None and imports nothing."""
     used = {toolset for agent in config.agents.values() for toolset in agent.tools}
     provider, index = config.memory.provider and "memory" in used, config.context.index and "context" in used
     if not (provider or index or used - set(BUILTIN)):
@@ -116,8 +118,8 @@ def _unused_plugin_tables(config: Config, plugins: "FoundPlugins | None") -> Ite
 
 
 def _projects_of_root(config: Config) -> Iterator[str]:
-    """Yield a warning for each folder in which agents can write nothing because it belongs to root. Agents never run as
-    root."""
+    """Yields a warning for each folder in which agents can write nothing because it belongs to root. Agents never run
+    as root."""
     if os.geteuid() != 0 or config.workspaces.backend == "ssh":
         return
     from tidegate.workspaces.kernel.users import is_root  # imported only if it is used
@@ -136,7 +138,7 @@ def _projects_of_root(config: Config) -> Iterator[str]:
 
 
 def with_path(home: Path, message: str) -> str:
-    """In each line of the message that begins with the name of the file, replace the name with the full path."""
+    """In each line of the message that begins with the name of the file, replaces the name with the full path."""
     file, name = str(home / FILE_NAME), f"{FILE_NAME}: "
     lines = []
     for line in message.split("\n"):
@@ -146,12 +148,17 @@ def with_path(home: Path, message: str) -> str:
 
 
 def _references(config: Config) -> dict[str, str]:
-    """Return the references to secrets in the settings, by setting."""
-    named = {"[web] search_key": config.web.search_key}
+    """Returns the references to secrets in the settings, by setting."""
+    named = {
+        "[network] proxy": config.network.proxy,
+        "[web] proxy": config.web.proxy,
+        "[web] search_key": config.web.search_key,
+    }
     for name, table in config.plugins.items():
         named |= {f"[plugins.{name}] {key}": reference for key, reference in plugin_references(table)}
     for name, model in config.models.items():
         named[f"[models.{name}] key"] = model.key
+        named[f"[models.{name}] proxy"] = model.proxy
         named |= {f"[models.{name}] keys[{number}]": reference for number, reference in enumerate(model.keys)}
         named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
     return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}
@@ -160,7 +167,7 @@ def _references(config: Config) -> dict[str, str]:
 def _secrets(
     config: Config, references: Mapping[str, str], environment: Mapping[str, str], errors: list[str]
 ) -> dict[str, Secret]:
-    """Return the secrets that the settings refer to. No other environment variables are read."""
+    """Returns the secrets that the settings refer to. No other environment variables are read."""
     found: dict[str, Secret] = {}
     for setting, reference in references.items():
         try:
@@ -171,8 +178,8 @@ def _secrets(
 
 
 def _pointless_delegates(config: Config) -> Iterator[str]:
-    """Yield a warning for each agent that may delegate but has no tool to do so, or has the tool but may delegate to no
-    agent."""
+    """Yields a warning for each agent that may delegate but has no tool to do so, or has the tool but may delegate to
+    no agent."""
     for name, agent in config.agents.items():
         if agent.delegates and "delegate" not in agent.tools:
             fault = "delegates has no effect: the toolset 'delegate' is not among its tools"
@@ -192,7 +199,7 @@ def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
 
 
 def _unknown_prices(config: Config) -> Iterator[str]:
-    """Yield an error for each model without a known price if a budget limits money, since it could not be enforced."""
+    """Yields an error for each model without a known price if a budget limits money, since it could not be enforced."""
     budget = next((name for name, settings in config.budgets.items() if settings.money is not None), None)
     if budget is None:
         return
@@ -208,7 +215,7 @@ def _unknown_prices(config: Config) -> Iterator[str]:
 
 
 def _unusable_skills(config: Config) -> Iterator[str]:
-    """Yield a warning for each skill that cannot be used, and for each skill in the settings that does not exist."""
+    """Yields a warning for each skill that cannot be used, and for each skill in the settings that does not exist."""
     for warning in skill_warnings(config):
         yield with_path(config.home, warning)
 

@@ -16,7 +16,7 @@ from tidegate.tools import Tool, Toolset
 
 
 def invalid(config: Config) -> Iterator[str]:
-    """Yield an error for each rule that cannot be parsed."""
+    """Yields an error for each rule that cannot be parsed."""
     for name, agent in config.agents.items():
         for line in agent.rules:
             try:
@@ -26,7 +26,7 @@ def invalid(config: Config) -> Iterator[str]:
 
 
 def pointless(name: str, agent: AgentSettings, tools: Toolset) -> Iterator[str]:
-    """Yield a warning for each of the agent's rules that can never match. All of these rules must be valid."""
+    """Yields a warning for each of the agent's rules that can never match. All of these rules must be valid."""
     for line in agent.rules:
         if (why := _why_never_matches(parse(line), tools)) is not None:
             yield f"{FILE_NAME}: [agents.{name}] rules: the rule {line!r} never matches: {why}"
@@ -40,7 +40,7 @@ def _why_never_matches(rule: PolicyRule, tools: Toolset) -> str | None:
     taken = {name for tool in about for name in _arguments(tool)}
     for name, _ in rule.arguments:
         if about and name not in taken:
-            return f"no tool that it applies to takes {name!r}; there are {', '.join(sorted(taken)) or 'no arguments'}"
+            return f"no tool that it applies to takes {name!r}; they take {', '.join(sorted(taken)) or 'no arguments'}"
     if rule.channel:
         from tidegate.turns import CHANNELS, DELEGATE  # a large package, and few rules name a channel
 
@@ -48,7 +48,7 @@ def _why_never_matches(rule: PolicyRule, tools: Toolset) -> str | None:
             channel.name for channel in CHANNELS if channel.name != DELEGATE
         ]  # a delegated task has the channel of its parent
         if rule.channel not in known:
-            return f"there is no channel {rule.channel!r}; there are {', '.join(known)}"
+            return f"there is no channel {rule.channel!r}; the channels are {', '.join(known)}"
     return None
 
 

@@ -1,9 +1,9 @@
 """Accounting of the process's memory by kind and by owner, so that growth can be traced to its owner.
 
-Every figure except the base is read from the kernel, the allocators or the ledger when it is requested. The private
-memory (RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocators' free memory, and of
+Every figure except the base is read from the kernel, the allocator or the ledger when it is requested. The private
+memory (RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocator's free memory, and of
 `unexplained`, the rest. The rest is negative if the ledger reports more memory than the process has. `explained` is the
-share that is accounted for; both missing and excess bytes lower it. A reading takes some milliseconds.
+share that is accounted for; both missing and excess bytes lower it. A reading takes a few milliseconds.
 """
 
 import threading
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.gateway.process_memory.allocator import interpreter_free, native_free
+from tidegate.gateway.process_memory.allocator import native_free
+from tidegate.http_client import ClientStats, HttpClient
 from tidegate.lifetimes import Holding, Ledger, Scope
-from tidegate.models import Clients, ClientStats
 from tidegate.status_report import MemoryBreakdown, MemoryStatus, OwnerHolding, PressureStatus
 from tidegate.store import Store, StoreStats
 
@@ -26,7 +26,7 @@ _THREAD_BYTES = 48 * 1024  # measured: touched pages of an idle thread's stack, 
 
 
 def kernel_figures() -> dict[str, int]:
-    """Return the memory of this process in bytes, by kind, as the kernel counts it."""
+    """Returns the memory of this process in bytes, by kind, as the kernel counts it."""
     wanted = {"VmRSS": "rss", "RssAnon": "anonymous", "RssFile": "file", "VmSwap": "swap", "VmHWM": "peak"}
     figures = dict.fromkeys(wanted.values(), 0)
     text = Path("/proc/self/status").read_text()  # lint: allow (procfs, no disk access)
@@ -38,7 +38,7 @@ def kernel_figures() -> dict[str, int]:
 
 
 def private_bytes() -> int:
-    """Return RssAnon + VmSwap, the memory that belongs to this process alone, including what was swapped out."""
+    """Returns RssAnon + VmSwap, the memory that belongs to this process alone, including what was swapped out."""
     figures = kernel_figures()
     return figures["anonymous"] + figures["swap"]
 
@@ -57,16 +57,15 @@ class MemoryAccounting:
         self._base = 0
         ledger.view("thread", _threads)
         ledger.view("free (C library)", lambda: ((PROCESS, Holding(0, native_free())),))
-        ledger.view("free (interpreter)", lambda: ((PROCESS, Holding(0, interpreter_free())),))
 
     def watch_store(self, store: Store) -> None:
         self._ledger.view("store", lambda: (_of_store(store.stats()),))
 
-    def watch_clients(self, clients: Clients) -> None:
+    def watch_clients(self, clients: HttpClient) -> None:
         self._ledger.view("model connection", lambda: (_of_clients(clients.stats()),))
 
     def record_base(self) -> None:
-        """Record the memory of the started gateway as its base. Called once, before the first request."""
+        """Records the memory of the started gateway as its base. Called once, before the first request."""
         self.read()  # so that memory allocated by a first reading is part of the base
         total = sum(self._ledger.totals().values(), Holding())
         self._base = private_bytes()
@@ -98,7 +97,7 @@ class MemoryAccounting:
 
 
 def _share(accounted: int, whole: int) -> float:
-    """Return the share of the whole that is accounted for, between 0 and 1."""
+    """Returns the share of the whole that is accounted for, between 0 and 1."""
     return max(0.0, round(1 - abs(whole - accounted) / whole, 4)) if whole > 0 else 1.0
 
 

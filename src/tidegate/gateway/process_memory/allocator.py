@@ -1,8 +1,8 @@
-"""The memory allocators of the C library and the interpreter: tuning, free memory, and trimming.
+"""The memory allocator of the C library: tuning, free memory, and trimming.
 
-Figures are read from the allocators when they are requested. If the C library or the interpreter does not provide a
-figure, it is 0 and nothing else changes. Free memory here means resident memory that is not in use. It is reused before
-the process grows, and `trim` returns the C library's part of it to the system.
+Figures are read from the allocator when they are requested. If the C library does not provide a figure, it is 0 and
+nothing else changes. Free memory here means resident memory that is not in use. It is reused before the process grows,
+and `trim` returns it to the system.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _TRIM_ABOVE = 1 << 20  # free bytes that are worth a trim, which takes a millise
 
 
 def tune() -> bool:
-    """Limit the memory that glibc reserves for this process. Call this before the first thread starts. The number of
+    """Limits the memory that glibc reserves for this process. Call this before the first thread starts. The number of
     arenas is limited. Each large block gets a separate mapping, which is returned to the system when the block is
     freed. Free memory at the end of the heap is returned once it exceeds the size of a large block. By default, glibc
     raises its threshold for large blocks to the largest block freed so far, takes smaller ones from the heap, and
@@ -58,7 +58,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def native_free() -> int:
-    """Return the number of bytes in the C library's heaps that are free and resident."""
+    """Returns the number of bytes in the C library's heaps that are free and resident."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return 0
@@ -68,32 +68,8 @@ def native_free() -> int:
     return int(min(info.fordblks, max(0, _heaps_resident() - info.uordblks)))
 
 
-def interpreter_free() -> int:
-    """Return the number of free bytes in the interpreter's arenas. The interpreter reports them only as text."""
-    libc, print_stats = ctypes.CDLL(None), getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
-    if print_stats is None or not hasattr(libc, "open_memstream"):
-        return 0
-    libc.open_memstream.restype = ctypes.c_void_p
-    text, size = ctypes.c_void_p(), ctypes.c_size_t()
-    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
-    if not stream:
-        return 0
-    try:
-        print_stats(stream)
-    finally:
-        libc.fclose(stream)
-    report = ctypes.string_at(text, size.value)
-    libc.free(text)
-    free = 0
-    for line in report.splitlines():
-        name, _, figure = line.partition(b"=")
-        if b"bytes in available blocks" in name or b" unused pools * " in name:
-            free += int(figure.replace(b",", b""))
-    return free
-
-
 def _heaps_resident() -> int:
-    """Return the resident bytes of the heap and of the other arenas. An arena is recognised by the address space
+    """Returns the resident bytes of the heap and of the other arenas. An arena is recognised by the address space
     reserved after it."""
     total = 0
     last_start = last_end = last_resident = 0
@@ -107,7 +83,7 @@ def _heaps_resident() -> int:
 
 
 def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
-    """Yield the start address, end address, name and resident bytes of each mapping."""
+    """Yields the start address, end address, name and resident bytes of each mapping."""
     with Path("/proc/self/smaps").open("rb") as file:  # lint: allow (procfs, no disk access)
         for line in file:
             first = line.split()
@@ -119,7 +95,7 @@ def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def trim(least: int = _TRIM_ABOVE) -> bool:
-    """Return the C library's free memory to the system if it amounts to at least `least` bytes."""
+    """Returns the C library's free memory to the system if it amounts to at least `least` bytes."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is None or native_free() < least:
         return False

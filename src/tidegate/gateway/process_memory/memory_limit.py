@@ -36,7 +36,7 @@ class MemoryLimit:
         return int(min(found) * SHARE)
 
     def stalled(self) -> float:
-        """Return the percentage of the last ten seconds in which some task waited for memory. The figure is for the
+        """Returns the percentage of the last ten seconds in which some task waited for memory. The figure is for the
         process's control group or, if the group has none, for the whole machine."""
         own = [f"{_GROUPS}{path}/memory.pressure" for number, _, path in self._memberships() if number == "0"]
         for place in (*own, "proc/pressure/memory"):
@@ -46,7 +46,7 @@ class MemoryLimit:
         return 0.0
 
     def _limits(self) -> Iterator[str]:
-        """Yield the files that may hold a limit of the process's control group or of a group above it."""
+        """Yields the files that may hold a limit of the process's control group or of a group above it."""
         for number, controllers, path in self._memberships():
             parts = [part for part in path.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
@@ -57,7 +57,7 @@ class MemoryLimit:
                     yield f"{_GROUPS}/memory/{group}/{_OLD_LIMIT}"
 
     def _memberships(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (number, controllers, path) for each hierarchy. The number of cgroup v2 is 0."""
+        """Yields (number, controllers, path) for each hierarchy. The number of cgroup v2 is 0."""
         for line in self._lines("proc/self/cgroup"):
             number, controllers, path = line.split(":", 2)
             yield number, controllers, path

@@ -53,7 +53,7 @@ class Catalog:
 
     @classmethod
     def shipped(cls) -> Self:
-        """Read the file. Blocks for some milliseconds: call it in a thread if other tasks are running."""
+        """Reads the file. Blocks for a few milliseconds: call it in a thread if other tasks are running."""
         return cls(msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), dict[str, Family]))
 
     def facts_of(self, settings: ModelSettings) -> Facts:

@@ -11,15 +11,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from tidegate.errors import ModelFailed
+from tidegate.http_client import Lease, Transport
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.demo.script import DemoReply, read_request, reply
 from tidegate.models.formats.call_parameters import invalid, parse_tool_choice
 from tidegate.models.formats.openai.chat import ChatWire
 from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_counts import TokenEstimate
-from tidegate.models.http.clients import Lease
 from tidegate.models.http.http_model import signature
-from tidegate.models.http.request_interface import Transport
 from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message, Usage
 
@@ -70,7 +69,7 @@ class DemoModel:
                 "The demo model answers in plain text; leave out `response_format`, or choose another model.",
                 "response_format",
             )
-        if call.tool_choice and parse_tool_choice(call.tool_choice).kind in ("required", "function"):
+        if call.tool_choice and parse_tool_choice(call.tool_choice).kind not in ("none", "auto"):
             raise invalid(
                 "The demo model decides by itself whether to call a tool; leave out `tool_choice`, or choose another "
                 "model.",

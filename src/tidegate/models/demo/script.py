@@ -220,7 +220,7 @@ def _tools(said: str, request: DemoRequest) -> DemoReply | None:
         wanted = _clock(said, request)
         if not wanted:
             return DemoReply(text="I would look at the clock, but this agent has no clock tool.")
-    elif found := re.match(r"(?i)read (?:the )?(?:file )?[\"'`]?([^\s\"'`]+)[\"'`]?(?: from line (\d+))?\W*$", said):
+    elif found := re.match(r"(?i)read (?:the )?(?:file )?[\"'`]?([^\s\"'`]++)[\"'`]?(?: from line (\d+))?\W*$", said):
         if not any(tool.function.name == "read_file" for tool in request.tools):
             return DemoReply(text="I would read the file, but this agent has no read_file tool.")
         arguments: dict[str, object] = {"path": found[1]}
@@ -235,13 +235,13 @@ def _tools(said: str, request: DemoRequest) -> DemoReply | None:
         if not any(tool.function.name == looked[0] for tool in request.tools):
             return DemoReply(text=f"I would look that up, but this agent has no {looked[0]} tool.")
         wanted = [looked]
-    elif found := re.match(r"(?i)ask me (\S[^?]*\?)\s*(.*)$", said):
+    elif found := re.match(r"(?i)ask me (\S[^?]*\?)\s*+(.*)$", said):
         if not any(tool.function.name == "ask_user" for tool in request.tools):
             return DemoReply(text="I would ask you, but this agent has no ask_user tool.")
         choices = [choice.strip() for choice in found[2].split(",") if choice.strip()]
         wanted = [("ask_user", msgspec.json.encode({"question": found[1], "choices": choices}).decode())]
     elif re.match(r"(?i)(?:call|loop) ", said):
-        pieces = re.split(r"\s*;\s*(?:call )?", said.partition(" ")[2])
+        pieces = re.split(r";\s*(?:call )?", said.partition(" ")[2])
         for piece in pieces:
             name, _, given = piece.strip().partition(" ")
             wanted.append((name, given.strip() or "{}"))
@@ -305,7 +305,7 @@ def _skill(said: str, request: DemoRequest) -> DemoReply | None:
 
 
 def _lookup(said: str) -> tuple[str, str] | None:
-    """Returns the tool call that answers a question about earlier messages, or None for other texts."""
+    """Returns the tool call that answers a question about earlier messages, or None for any other text."""
     if re.match(r"(?i)what did I say first\W*$", said):
         return "context_expand", '{"first":1}'
     if found := re.match(r"(?i)what (?:was|were) messages? (\d{1,9})(?: to (\d{1,9}))?\W*$", said):

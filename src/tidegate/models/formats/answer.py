@@ -55,22 +55,22 @@ class IncomingAnswer(Protocol):
         ...
 
     def feed(self, received: bytes) -> None:
-        """Parse received bytes and pass on their text in one piece."""
+        """Parses received bytes and passes on their text in one piece."""
         ...
 
     def end(self) -> None:
-        """Handle the end of the stream."""
+        """Handles the end of the stream."""
         ...
 
     def whole(self, body: bytes) -> None:
-        """Parse an answer that arrived as one body, from an endpoint that does not stream."""
+        """Parses an answer that arrived as one body, from an endpoint that does not stream."""
         ...
 
     def message(self, model: str) -> Message: ...
 
 
 def check_depth(value: Any) -> None:
-    """Raise BrokenAnswer if a JSON value is nested deeper than DEPTH."""
+    """Raises BrokenAnswer if a JSON value is nested deeper than DEPTH."""
     level = [value]
     for _ in range(DEPTH + 1):
         level = [inner for outer in level for inner in _inside(outer)]

@@ -17,7 +17,9 @@ from tidegate.values import Call, Frozen
 _ABSENT = msgspec.Raw()
 _DEFAULTS = {"temperature": 1, "top_p": 1}
 """OpenAI's default values of the fields whose default is not 0."""
-_UNCHANGING = frozenset({"prediction", "prompt_cache_retention", "safety_identifier"})
+_UNCHANGING = frozenset(
+    {"include_reasoning", "prediction", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"}
+)
 """Extra fields that do not change the answer. They are dropped for formats that do not support them."""
 _RANKS = {"off": 0, "none": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6}
 """The ranks of reasoning efforts, on one scale for our names and the providers' names. Our names range from off to
@@ -25,10 +27,12 @@ max."""
 
 
 class ToolChoice(Frozen, frozen=True):
-    """Determines which tools the model may or must call. With kind `function` it must call the tool `name`."""
+    """Determines which tools the model may or must call. With kind `function` it must call the tool in `names`. With
+    kind `allowed`, it may call only the tools in `names`, and must call one of them if `is_required` is true."""
 
-    kind: Literal["none", "auto", "required", "function"]
-    name: str = ""
+    kind: Literal["none", "auto", "required", "function", "allowed"]
+    names: tuple[str, ...] = ()
+    is_required: bool = False
 
 
 class OutputShape(Frozen, frozen=True):
@@ -45,9 +49,17 @@ class _Named(msgspec.Struct):
     name: str
 
 
-class _Chosen(msgspec.Struct):
-    type: Literal["function"]
+class _Chosen(msgspec.Struct, tag_field="type", tag="function"):
     function: _Named
+
+
+class _Limit(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[_Chosen]
+
+
+class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: _Limit
 
 
 class _Schema(msgspec.Struct):
@@ -62,7 +74,7 @@ class _Format(msgspec.Struct):
     json_schema: _Schema = msgspec.field(default_factory=_Schema)
 
 
-_decode_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Chosen).decode
+_decode_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Chosen | _Allowed).decode
 _decode_format = msgspec.json.Decoder(_Format).decode
 _decode_extras = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # Errors of a decoder for arbitrary bytes; RecursionError is raised for extreme nesting.
@@ -75,7 +87,7 @@ def invalid(sentence: str, param: str) -> ModelFailed:
 
 
 def refuse_fields(call: Call, *fields: str) -> None:
-    """Refuse a call that sets one of these fields to anything but its default."""
+    """Refuses a call that sets one of these fields to anything but its default."""
     for field in fields:
         if getattr(call, field) not in (None, {}, _DEFAULTS.get(field, 0)):
             raise invalid(f"This model does not support `{field}`; leave it out, or choose another model.", field)
@@ -105,11 +117,15 @@ def parse_tool_choice(choice: bytes) -> ToolChoice:
             'This model does not accept this tool_choice; send "none", "auto", "required" or one function.',
             "tool_choice",
         ) from error
-    return (
-        ToolChoice(kind="function", name=decoded.function.name)
-        if isinstance(decoded, _Chosen)
-        else ToolChoice(kind=decoded)
-    )
+    match decoded:
+        case _Chosen():
+            return ToolChoice(kind="function", names=(decoded.function.name,))
+        case _Allowed():
+            limit = decoded.allowed_tools
+            names = tuple(tool.function.name for tool in limit.tools)
+            return ToolChoice(kind="allowed", names=names, is_required=limit.mode == "required")
+        case _:
+            return ToolChoice(kind=decoded)
 
 
 def parse_response_format(response_format: bytes) -> OutputShape:

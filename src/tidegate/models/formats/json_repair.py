@@ -47,7 +47,7 @@ def repair_json_text(text: str) -> str:
 
 
 def decode_tolerantly(decode: Callable[[bytes], T], data: bytes) -> T:
-    """Decode one event or body. If that fails, decode it again without usage objects that are not JSON."""
+    """Decodes one event or body. If that fails, decodes it again without usage objects that are not JSON."""
     try:
         return decode(data)
     except msgspec.ValidationError:

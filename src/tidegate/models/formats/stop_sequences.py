@@ -21,7 +21,7 @@ class StopCutter:
         self._is_cut = False
 
     def __call__(self, text: str) -> None:
-        """Take the next piece of the answer's text."""
+        """Takes the next piece of the answer's text."""
         if self._is_cut:
             return
         text = self._held + text

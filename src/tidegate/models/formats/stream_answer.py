@@ -91,14 +91,14 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def event(self, data: bytes) -> None:
-        """Parse the data of one event."""
+        """Parses the data of one event."""
 
     @abstractmethod
     def one_piece(self, body: bytes) -> None:
-        """Parse a body that contains the complete answer. Raises BrokenAnswer if it contains none."""
+        """Parses a body that contains the complete answer. Raises BrokenAnswer if it contains none."""
 
     def feed(self, received: bytes) -> None:
-        """Parse received bytes and pass on their text in one piece."""
+        """Parses received bytes and passes on their text in one piece."""
         self._wire += len(received)
         if self._is_intact and (b"\\" in received or not received.isascii()):
             self._is_intact = False
@@ -112,7 +112,7 @@ class StreamedAnswer(ABC):
             self._take(events)
 
     def end(self) -> None:
-        """Handle the end of the stream. A last event that lacks its empty line is parsed; an event that was cut off is
+        """Handles the end of the stream. A last event that lacks its empty line is parsed; an event that was cut off is
         ignored."""
         if not self.done and (events := self._events.finish()):
             try:
@@ -122,7 +122,7 @@ class StreamedAnswer(ABC):
                     raise
 
     def whole(self, body: bytes) -> None:
-        """Parse an answer that arrived as one body, from an endpoint that does not stream."""
+        """Parses an answer that arrived as one body, from an endpoint that does not stream."""
         fresh = len(self.text)
         try:
             self.one_piece(repair_json(body))

@@ -57,7 +57,7 @@ class ReportedUsage:
         self._fields: Any = _decode(raw)
 
     def update(self, other: "ReportedUsage") -> None:
-        """Apply the counts of a later report. Counts that are missing from it stay unchanged."""
+        """Applies the counts of a later report. Counts that are missing from it stay unchanged."""
         if isinstance(self._fields, dict) and isinstance(other._fields, dict):
             self._fields.update({name: value for name, value in other._fields.items() if value is not None})
         else:
@@ -80,7 +80,7 @@ class ReportedUsage:
 
 
 def _decode(raw: bytes) -> Any:
-    """Decode with msgspec, or with `json`, which accepts numbers that are out of msgspec's range."""
+    """Decodes with msgspec, or with `json`, which accepts numbers that are out of msgspec's range."""
     if len(raw) > USAGE_BYTES:
         return ""
     try:
@@ -136,7 +136,7 @@ class TokenEstimate:
     """The tokens per byte of one configured model, learnt from the provider's counts.
 
     An estimate is wrong only to the extent that the text differs from earlier requests. The mean of tokens per byte is
-    unbiased for mixed texts; a mean of bytes per token would overestimate the space that is left.
+    unbiased for mixed text; a mean of bytes per token would overestimate the space that is left.
     """
 
     __slots__ = ("_counts", "_tokens_per_byte")
@@ -146,15 +146,15 @@ class TokenEstimate:
         self._counts = 1  # the initial assumption counts as one
 
     def tokens(self, size: int) -> int:
-        """Returns the estimated number of tokens in a text of `size` bytes, rounded up."""
+        """Returns the estimated number of tokens in `size` bytes of text, rounded up."""
         return math.ceil(size * self._tokens_per_byte)
 
     def size(self, tokens: int) -> int:
-        """Returns the estimated size in bytes of a text of `tokens` tokens."""
+        """Returns the estimated size in bytes of `tokens` tokens of text."""
         return int(tokens / self._tokens_per_byte)
 
     def learn(self, size: int, tokens: int) -> None:
-        """Learn from a request of `size` bytes that the provider counted as `tokens`."""
+        """Learns from a request of `size` bytes that the provider counted as `tokens`."""
         if self.is_plausible(size, tokens):
             self._counts += 1
             self._tokens_per_byte += max(WEIGHT, 1 / self._counts) * (tokens / size - self._tokens_per_byte)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from tidegate.errors import ModelFailed, ModelKind
+from tidegate.http_client import ConnectionFailed
 from tidegate.models.http import error_body
-from tidegate.models.http.connection import ConnectionFailed
 from tidegate.models.http.refused_field import REFUSED_STATUS
 
 # Enough to recognise a provider's error message, and short enough for a chat message.
@@ -57,6 +57,11 @@ _UNREAD = re.compile(
 )
 """Matches errors about a document that is damaged, locked or too long, and errors of endpoints that accept no
 documents."""
+# Clients recognise the second sentence, which begins like that of OpenAI's service.
+_TOO_LONG = (
+    "the prompt is too long for the model's context length{status}. Input tokens exceed the configured limit; start a "
+    "new conversation or shorten it."
+)
 _REFUSED = "the endpoint refused the request{status}; check the model's settings."
 _TIMEOUT_STATUS = frozenset({408, 504, 522, 524})
 _OVERLOADED_STATUS = frozenset({409, 425, 498})
@@ -172,6 +177,9 @@ class FailureMapper:
     def of_connection(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
         """Returns the failure for a connection problem. `begun` is true if part of the answer had already arrived."""
         where = self._address
+        if failure.proxy:
+            what = f"the proxy on the way to {where} made no connection; check `proxy` and the proxy itself."
+            return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
         match failure.trouble:
             case "crowded":
                 what = (
@@ -192,7 +200,7 @@ class FailureMapper:
             case "untrusted":
                 what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
                 return self.failed(what, kind="network", retryable=False, endpoint_message=failure.said)
-            case "unconnected":
+            case "unconnected" | "unknown" | "forbidden":
                 what = f"cannot connect to {where}; check base_url and that the server runs."
                 return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
             case "broken":
@@ -240,7 +248,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
         return (
             "context",
             False,
-            "the prompt is too long for the model's context length{status}; start a new conversation or shorten it.",
+            _TOO_LONG,
         )
     if _is_large(status, marks):
         return (

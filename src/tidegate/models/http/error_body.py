@@ -7,7 +7,6 @@ wait, if there is one.
 
 import math
 import re
-import zlib
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -28,7 +27,6 @@ LONGEST_WAIT = 31 * 24 * 3600.0
 """The longest accepted wait in seconds: the time until a monthly quota is renewed. Longer waits are treated as
 mistakes."""
 
-_ANY_HEADER = zlib.MAX_WBITS | 32  # gzip or zlib, detected from the header
 _MARKING = ("type", "code", "status", "param")
 _WORDING = ("message", "detail", "msg", "error_description")
 _WAIT = re.compile(r"(?i)\b(?:try again|retry) (?:in|after) (\d{1,9}(?:\.\d{1,9})?) ?(ms|s|m|seconds?|minutes?)\b")
@@ -104,21 +102,6 @@ def _listed(details: object) -> str:
             where = ".".join(map(str, place[:LISTED])) if isinstance(place, list) else ""
             found.append(f"{where}: {message}" if where and message else message)
     return "; ".join(filter(None, found))
-
-
-def uncompressed(body: bytes, encoding: str, most: int) -> bytes:
-    """Returns the error body. If the endpoint compressed it without being asked, up to `most` bytes are decompressed.
-    Returns no bytes if that fails; the error is then classified only by its status."""
-    match encoding.strip().lower():
-        case "" | "identity":
-            return body
-        case "gzip" | "x-gzip" | "deflate":
-            try:
-                return zlib.decompressobj(_ANY_HEADER).decompress(body, most)
-            except zlib.error:
-                return b""
-        case _:
-            return b""
 
 
 def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:

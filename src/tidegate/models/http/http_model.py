@@ -18,26 +18,21 @@ from typing import Protocol
 import msgspec
 
 from tidegate.errors import ModelFailed, ModelKind
+from tidegate.http_client import ConnectionFailed, IncomingResponse, Lease, Target, Timeouts, Transport
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.answer import AnswerError, BrokenAnswer, IncomingAnswer
 from tidegate.models.formats.call_names import distinct_calls
 from tidegate.models.formats.format import Format
 from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_counts import TokenEstimate
-from tidegate.models.http.address import EndpointAddress
-from tidegate.models.http.clients import Lease
-from tidegate.models.http.connection import WHOLE_BYTES, ConnectionFailed, Timeouts
 from tidegate.models.http.endpoint_failures import ERROR_BODY_BYTES, FailureMapper
-from tidegate.models.http.error_body import uncompressed
 from tidegate.models.http.keyring import KeyRing
 from tidegate.models.http.refused_field import caller_field
-from tidegate.models.http.request_interface import IncomingResponse, Transport
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.interface import EncodedPrefix
+from tidegate.security import Secret
 from tidegate.values import Call, Message
 
-# The slowest upload that is tolerated, on top of the connect and first-byte timeouts.
-UPLOAD_BYTES_PER_SECOND = 64 * 1024
 # After the end mark, the rest of the response has usually arrived. A short wait for it saves a connection.
 DRAIN_SECONDS = 0.25
 _USER_AGENT = "tidegate"
@@ -58,6 +53,8 @@ class HttpModelSettings(Protocol):
     def idle_timeout(self) -> float: ...
     @property
     def retries(self) -> int: ...
+    @property
+    def ca_file(self) -> str | None: ...
 
 
 class HttpModel:
@@ -75,10 +72,11 @@ class HttpModel:
         transport: Transport,
         answer_bytes: int,
         retry_policy: RetryPolicy,
+        proxy: Secret | None = None,
     ) -> None:
         self.name = name
         self._format = format
-        self._address = EndpointAddress(settings.base_url.rstrip("/") + format.path)
+        url = settings.base_url.rstrip("/") + format.path
         self.wire = format.wire
         self.facts = format.facts
         self.token_estimate = TokenEstimate()
@@ -91,17 +89,17 @@ class HttpModel:
         self.keys = keys
         self.failures: Counter[ModelKind] = Counter()  # lint: allow one for each kind
         """The number of failed requests by kind, including those that were retried."""
-        self._heads = {
-            key: self._address.head("POST", _headers(format.headers(key.secret), headers)) for key in keys.keys
+        self._targets = {
+            key: Target("POST", url, _headers(format.headers(key.secret), headers), proxy, settings.ca_file or "")
+            for key in keys.keys
         }
         self._waits = Timeouts(
             connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
         )
-        self._before_answer = settings.connect_timeout + settings.first_byte_timeout
         self._retries = settings.retries
         self._answer_bytes = answer_bytes
         self._retry_policy = retry_policy
-        self._failures = FailureMapper(name, self._address.shown, redact)
+        self._failures = FailureMapper(name, url, redact)
 
     def __repr__(self) -> str:
         return f"HttpModel({self.name!r})"
@@ -128,7 +126,7 @@ class HttpModel:
             answer = self._format.answer(self._answer_bytes, cutter or on_text)
             key = self.keys.key()
             try:
-                await self._attempt(body, answer, self._heads[key], prefix, call)
+                await self._attempt(body, answer, self._targets[key], prefix, call)
                 self.keys.worked(key)
                 message = self._finished(answer.message(self.provider_model))
                 return message if cutter is None else cutter.finish(message)
@@ -159,20 +157,18 @@ class HttpModel:
         return msgspec.structs.replace(message, usage=self.facts.priced(message.usage))
 
     async def _attempt(
-        self, body: Sequence[bytes], answer: IncomingAnswer, head: bytes, prefix: EncodedPrefix, call: Call
+        self, body: Sequence[bytes], answer: IncomingAnswer, target: Target, prefix: EncodedPrefix, call: Call
     ) -> None:
         try:
-            response = await self._send(head, body)
+            response = await self._transport.request(target, body, self._waits)
         except ConnectionFailed as error:
             raise self._failures.of_connection(error, begun=False) from error
         begun = False
         try:
             if response.status != 200:
-                complaint = await _read_bounded(response, ERROR_BODY_BYTES)
-                complaint = uncompressed(complaint, response.headers.get("content-encoding", ""), ERROR_BODY_BYTES)
                 raise self._failures.of_status(
                     response.status,
-                    complaint,
+                    await _complaint(response),
                     response.headers,
                     self._retry_policy.clock(),
                     partial(caller_field, prefix=prefix, call=call),
@@ -203,18 +199,6 @@ class HttpModel:
         finally:
             # Returns a fully read connection to the pool and closes any other, without waiting.
             response.close()
-
-    async def _send(self, head: bytes, body: Sequence[bytes]) -> IncomingResponse:
-        size = sum(map(len, body))
-        head += b"%d\r\n\r\n" % size
-        if size <= WHOLE_BYTES:
-            return await self._transport.request(self._address.origin, head, body, self._waits)
-        # A large request may block until the other side reads; no other timeout covers that.
-        try:
-            async with asyncio.timeout(self._before_answer + size / UPLOAD_BYTES_PER_SECOND):
-                return await self._transport.request(self._address.origin, head, body, self._waits)
-        except TimeoutError:
-            raise ConnectionFailed("silent") from None
 
     async def _read_whole(self, response: IncomingResponse) -> bytes:
         limit = 2 * self._answer_bytes + ERROR_BODY_BYTES
@@ -277,6 +261,16 @@ async def _read_bounded(response: IncomingResponse, limit: int) -> bytes:
         parts.append(part)
         size += len(part)
     return b"".join(parts)[:limit]
+
+
+async def _complaint(response: IncomingResponse) -> bytes:
+    """Returns the body of an error, or none if it cannot be decoded; the error is then classified by its status."""
+    try:
+        return await _read_bounded(response, ERROR_BODY_BYTES)
+    except ConnectionFailed as failure:
+        if failure.trouble != "foreign":
+            raise
+        return b""
 
 
 async def _drain(response: IncomingResponse) -> None:

@@ -13,9 +13,7 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from tidegate.models.http.clients import Lease, Origin
-from tidegate.models.http.connection import ConnectionFailed, Timeouts
-from tidegate.models.http.request_interface import IncomingResponse, Transport
+from tidegate.http_client import ConnectionFailed, IncomingResponse, Lease, Target, Timeouts, Transport
 from tidegate.models.recording.recording_file import (
     BODY_BYTES,
     FILE_BYTES,
@@ -73,16 +71,16 @@ class TransportRecorder:
             stopped=self.writer.stopped,
         )
 
-    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
+    async def request(self, target: Target, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         if self.writer.stopped is not None:
-            return await self._transport.request(origin, head, body, waits)
+            return await self._transport.request(target, body, waits)
         self._exchanges += 1
         exchange = _Exchange(self.writer, self._exchanges, self._redactor, self._body_bytes)
         size = sum(map(len, body))
         number, when, sent = self._exchanges, now(), tuple(body)
-        self.writer.write(lambda: self._asked(number, when, origin, head, sent, size), size)
+        self.writer.write(lambda: self._asked(number, when, target, sent, size), size)
         try:
-            response = await self._transport.request(origin, head, body, waits)
+            response = await self._transport.request(target, body, waits)
         except ConnectionFailed as failure:
             exchange.end(failure.trouble, failure.said)
             raise
@@ -91,18 +89,16 @@ class TransportRecorder:
             raise
         return _Recorded(response, exchange)
 
-    def _asked(
-        self, number: int, when: str, origin: Origin, head: bytes, body: Sequence[bytes], size: int
-    ) -> RecordedRequest:
+    def _asked(self, number: int, when: str, target: Target, body: Sequence[bytes], size: int) -> RecordedRequest:
         """Returns the line of a request. Runs in the writer's thread."""
-        method, path, headers = redacted_head(head, self._referred, self._redactor)
+        origin, path, headers = redacted_head(target, self._referred, self._redactor)
         content = redacted_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
         return RecordedRequest(
             id=number,
             time=when,
-            origin=f"{'https' if origin.secure else 'http'}://{origin.host}:{origin.port}",
-            method=method,
+            origin=origin,
+            method=target.method,
             path=path,
             headers=headers,
             body=None if left_out else content,
@@ -130,7 +126,7 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Record a piece of the body. Once one piece is left out, all later pieces are left out as well."""
+        """Records a piece of the body. Once one piece is left out, all later pieces are left out as well."""
         if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
@@ -140,7 +136,7 @@ class _Exchange:
         self._held += len(data)
 
     def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
-        """Write the line of the answer. Calls after the first have no effect."""
+        """Writes the line of the answer. Calls after the first have no effect."""
         if self._ended:
             return
         self._ended = True

@@ -19,7 +19,7 @@ import msgspec
 
 from tidegate import __version__
 from tidegate.errors import Misconfigured
-from tidegate.models.http.connection import Trouble
+from tidegate.http_client import Trouble
 
 VERSION = 1
 MiB = 1024 * 1024

@@ -9,12 +9,15 @@ functions are pure. They take longer for larger input, so they are called in thr
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, AnyStr, NamedTuple
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from tidegate.config import SENSITIVE_HEADER
+from tidegate.http_client import Target
 from tidegate.security import HIDDEN, Redactor
 
+PATH_SAFE = "/%:@!$&'()*+,;=~"
 _OF_AN_ACCOUNT = re.compile(r"(?i)cookie|auth|api-?key|secret|organization|project")
 """Matches response headers about the account, which no reader of a recording needs."""
 _PLACES = ("index", "output_index", "content_index", "summary_index")
@@ -23,22 +26,20 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Head(NamedTuple):
-    method: str
+    origin: str
     path: str
     headers: dict[str, str]
 
 
-def redacted_head(head: bytes, referred: Collection[str], redactor: Redactor) -> Head:
+def redacted_head(target: Target, referred: Collection[str], redactor: Redactor) -> Head:
     """Returns the head of a request without secrets. `referred` has the lower-case names of headers whose values are
     always secret."""
-    first, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
-    method, path, _ = first.split(" ", 2)
+    parts = urlsplit(target.url)
     headers: dict[str, str] = {}
-    for text in rest:
-        name, _, value = text.partition(": ")
+    for name, value in target.headers.items():
         secret = name.lower() in referred or SENSITIVE_HEADER.search(name)
         headers[name.lower()] = HIDDEN if secret else redactor.text(value)
-    return Head(method, redactor.text(path), headers)
+    return Head(f"{parts.scheme}://{parts.netloc}", redactor.text(quote(parts.path, safe=PATH_SAFE)), headers)
 
 
 def redacted_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:

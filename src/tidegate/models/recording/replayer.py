@@ -17,10 +17,8 @@ from typing import Any
 from anyio import to_thread
 
 from tidegate.errors import Misconfigured, ModelFailed
-from tidegate.models.http.clients import Lease, Origin
-from tidegate.models.http.connection import ConnectionFailed, Timeouts
+from tidegate.http_client import ConnectionFailed, IncomingResponse, Lease, Target, Timeouts
 from tidegate.models.http.error_body import retry_after_of
-from tidegate.models.http.request_interface import IncomingResponse
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.recording.difference import Difference, described
 from tidegate.models.recording.recording_file import RecordedAnswer, RecordedRequest, digest, event_at, events
@@ -66,7 +64,7 @@ class TransportReplayer:
         return RetryPolicy(sleep=_no_pause)
 
     def open(self) -> None:
-        """Open the recording and index its lines. Blocks."""
+        """Opens the recording and indexes its lines. Blocks."""
         unanswered: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
             if isinstance(event, RecordedRequest):
@@ -101,8 +99,8 @@ class TransportReplayer:
             unknown=self._unknown,
         )
 
-    async def request(self, origin: Origin, head: bytes, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
-        asked, key = await to_thread.run_sync(self._read, head, tuple(body))
+    async def request(self, target: Target, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
+        asked, key = await to_thread.run_sync(self._read, target, tuple(body))
         equal = self._equal.get(key)
         if equal is None:
             self._unknown += 1
@@ -120,10 +118,10 @@ class TransportReplayer:
             raise ConnectionFailed(answered.end, answered.said)
         return ReplayedResponse(self._path, answered, pieces, _as_then(answered.headers, exchange.when))
 
-    def _read(self, head: bytes, body: Sequence[bytes]) -> tuple[Any, Request]:
-        method, path, _ = redacted_head(head, (), self._redactor)
+    def _read(self, target: Target, body: Sequence[bytes]) -> tuple[Any, Request]:
+        _, path, _ = redacted_head(target, (), self._redactor)
         content = redacted_body(b"".join(body), self._redactor)
-        return content, (method, path, digest(content))
+        return content, (target.method, path, digest(content))
 
     def _answer(self, place: Place) -> tuple[RecordedAnswer, list[bytes]]:
         event = self._event(place)
@@ -220,7 +218,7 @@ class ReplayedResponse:
         raise ConnectionFailed("broken" if answered.end == "left" else answered.end, answered.said)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Does nothing: there is nothing to close."""
 
 
 def _failed(message: str, endpoint_message: str = "") -> ModelFailed:

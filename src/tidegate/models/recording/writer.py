@@ -68,8 +68,8 @@ class RecordingWriter:
         self._thread.start()
 
     def write(self, make: Making, size: int) -> None:
-        """Queue a line. `make` is called in the writer's thread; `size` is roughly the memory that the line takes until
-        then."""
+        """Queues a line. `make` is called in the writer's thread; `size` is roughly the memory that the line takes
+        until then."""
         if self.stopped is not None or self._thread is None:
             return
         try:
@@ -134,7 +134,7 @@ class RecordingWriter:
         self.bytes += len(text)
 
     def _say_why(self) -> None:
-        """If recording has stopped, write the reason as the last line, once."""
+        """If recording has stopped, writes the reason as the last line, once."""
         if self.stopped is not None and not self._said:
             self._said = True
             with contextlib.suppress(OSError):  # the log has it too
@@ -160,7 +160,7 @@ class RecordingWriter:
 
 
 def check(path: Path) -> None:
-    """Raise Misconfigured if a recording could not be started at this path. Creates nothing. Blocks."""
+    """Raises Misconfigured if a recording could not be started at this path. Creates nothing. Blocks."""
     if os.path.lexists(path):
         raise _unusable(path, FileExistsError())
     if not path.parent.is_dir():

@@ -173,7 +173,7 @@ def _skip_tags(read: Read) -> int:
 
 
 def _is_tag(head: bytes) -> bool:
-    """True if `head` is the beginning of an ID3 tag. No text starts with these bytes."""
+    """True if `head` is the beginning of an ID3 tag. Text never starts with these bytes."""
     return head[:3] == b"ID3" and len(head) >= 10 and head[3] in (2, 3, 4) and all(byte < 0x80 for byte in head[6:10])
 
 

@@ -1,5 +1,5 @@
-"""Runs jobs that process untrusted data (pictures, audio, search patterns) in child processes, where they can neither
-block the gateway nor use up its memory.
+"""Runs jobs that process untrusted data (pictures, audio, web pages) in child processes, where they can neither block
+the gateway nor use up its memory.
 
 When `run` returns, the job has ended and its process has been reaped, even if the caller was cancelled or the job timed
 out. At most `AT_ONCE` jobs run at a time; others wait. The child process has an empty environment and only the
@@ -9,17 +9,20 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from anyio import CancelScope
+from anyio import CancelScope, to_thread
 
 from tidegate.errors import ToolFailed
 from tidegate.lifetimes import ProcessStarter
 from tidegate.log import Log
 
 log = Log(__name__)
+
+T = TypeVar("T")
 
 AT_ONCE = 2
 """Maximum number of jobs that run at a time. Each may use as much memory as a large picture takes."""
@@ -37,6 +40,11 @@ class JobRunner:
     def __init__(self, cores: frozenset[int] | None = None) -> None:
         self._starter = ProcessStarter(cores)
         self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs work that is bounded for any data, such as a search, in a worker thread. It takes the place of a job."""
+        async with self._places:
+            return await to_thread.run_sync(work, *arguments)
 
     async def run(
         self,

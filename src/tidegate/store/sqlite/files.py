@@ -154,7 +154,8 @@ def _read_header(path: Path, size: int) -> tuple[int, int]:
 
 
 def _read_wal_header(wal: Path, page_size: int) -> tuple[int, int] | None:
-    """The salts in the log's header, or None if the header is empty or all zeros, so nothing was ever synced."""
+    """Returns the salts in the log's header, or None if the header is empty or all zeros, so nothing was ever
+    synced."""
     with wal.open("rb") as file:
         raw = file.read(_WAL_HEADER)
     if not any(raw):
@@ -177,8 +178,8 @@ def _checksum(data: bytes, order: str) -> tuple[int, int]:
 
 
 def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]:
-    """(page, size of the file after this commit or 0, salts) of each complete frame. The pages themselves are not
-    read."""
+    """Returns (page, size of the file after this commit or 0, salts) of each complete frame. The pages themselves are
+    not read."""
     found: list[tuple[int, int, tuple[int, int]]] = []
     descriptor = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -18,7 +18,7 @@ from tidegate.store.rows import decompress
 from tidegate.store.sqlite.connections import connect_reader
 
 PROBLEMS = 20
-"""The most problems that are reported per table."""
+"""The maximum number of problems that are reported per table."""
 
 
 def tables_of(db: Db) -> list[str]:

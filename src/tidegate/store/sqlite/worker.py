@@ -79,7 +79,7 @@ class Backlog(Generic[J]):
         self._queue.put(job)
 
     def peek(self) -> int:
-        """The number of jobs that can be taken without waiting."""
+        """Returns the number of jobs that can be taken without waiting."""
         return self._queue.qsize()
 
     def close(self, workers: int) -> None:

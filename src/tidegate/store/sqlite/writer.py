@@ -32,8 +32,8 @@ Fault = Callable[[str, tuple[str, ...]], None]
 F = TypeVar("F", bound=Callable[..., object])
 
 GROUP = 128
-"""The most functions in one transaction. This bounds how long the first function waits for the last, and how many are
-retried after a failure."""
+"""The maximum number of functions in one transaction. This bounds how long the first function waits for the last, and
+how many are retried after a failure."""
 
 RESCUE_SECONDS = 30.0
 """The time in seconds between two attempts to copy a database whose path is lost."""

@@ -30,7 +30,7 @@ CHOICES = 20
 CHOICE_CHARACTERS = 200
 """Limits of a question's choices, which must fit on buttons."""
 EXPIRED_AT_ONCE = 500
-"""The most approvals that one write closes, so that no turn has to wait long for this write."""
+"""The maximum number of approvals that one write closes, so that no turn has to wait long for this write."""
 
 _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"
@@ -90,17 +90,17 @@ def ask(
 
 
 def get(db: Db, id: str) -> ApprovalRow | None:
-    """The request with this id, whoever its principal is. For internal use."""
+    """Returns the request with this id, whoever its principal is. For internal use."""
     return _one(db, "approvals.id = ?", (id,))
 
 
 def of_step(db: Db, turn: str, step: str) -> ApprovalRow | None:
-    """The request that this step of the turn made. For internal use."""
+    """Returns the request that this step of the turn made. For internal use."""
     return _one(db, "turn = ? AND step = ?", (turn, step))
 
 
 def visible_to(db: Db, id: str, *, principal: str, role: str) -> ApprovalRow | None:
-    """The request, if this principal may answer it or owns its session."""
+    """Returns the request, if this principal may answer it or owns its session."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM approvals JOIN sessions ON sessions.id = session"
         " WHERE approvals.id = ?1 AND (principal = ?2 OR may_answer IN (?2, 'role:' || ?3))",
@@ -114,7 +114,7 @@ def may_answer(row: ApprovalRow, *, principal: str, role: str) -> bool:
 
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ApprovalRow]:
-    """The session's requests, the latest first; `principal=None` is the operator's view."""
+    """Returns the session's requests, the latest first; `principal=None` is the operator's view."""
     whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM approvals JOIN sessions ON sessions.id = session"
@@ -127,7 +127,7 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 def open_for(
     db: Db, *, principal: str, role: str, now: float, limit: int = LISTED, session: str | None = None
 ) -> list[ApprovalRow]:
-    """Requests that wait for this principal's answer and have not expired, the oldest first. They are from all
+    """Returns requests that wait for this principal's answer and have not expired, the oldest first. They are from all
     sessions, or from one session and its delegated tasks."""
     tree, here = ("", "") if session is None else (_tree("?5"), " AND session IN (SELECT ?5 UNION SELECT at FROM tree)")
     rows = db.execute(
@@ -140,8 +140,8 @@ def open_for(
 
 
 def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[ApprovalRow]:
-    """Open requests of the session and its delegated tasks that have not expired, the oldest first. For internal
-    use."""
+    """Returns open requests of the session and its delegated tasks that have not expired, the oldest first. For
+    internal use."""
     rows = db.execute(
         f"{_tree('?1')} SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND session IN"
         " (SELECT ?1 UNION SELECT at FROM tree) AND (expires IS NULL OR expires > ?2) ORDER BY asked, id LIMIT ?3",

@@ -90,8 +90,8 @@ def listing(
     before: tuple[float, int] | None = None,
     limit: int = LISTED,
 ) -> list[AuditRow]:
-    """Events, the latest first. `principal` selects events in which they were the actor or the subject. `before` is
-    (at, id) of the last row seen."""
+    """Returns events, the latest first. `principal` selects events in which they were the actor or the subject.
+    `before` is (at, id) of the last row seen."""
     where = ["at >= ?"]
     values: list[float | str | bytes] = [since]
     if before is not None:
@@ -114,8 +114,8 @@ def listing(
 
 
 def count(db: Db) -> int:
-    """The number of rows. It is computed from the ids, which are consecutive because the oldest rows are removed
-    first."""
+    """Returns the number of rows. It is computed from the ids, which are consecutive because the oldest rows are
+    removed first."""
     first, last = db.execute("SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)").get
     return 0 if first is None else int(last - first + 1)
 

@@ -41,7 +41,7 @@ def clear_turn(db: Db, turn: str) -> None:
 
 
 def open_of(db: Db, turn: str) -> dict[str, IntentRow]:
-    """The turn's intents without a result, by step."""
+    """Returns the turn's intents without a result, by step."""
     rows = db.execute("SELECT step, tool, read_only, repeatable, digest FROM intents WHERE turn = ?", (turn,))
     return {
         step: IntentRow(tool, bool(read_only), None if repeatable is None else bool(repeatable), digest)

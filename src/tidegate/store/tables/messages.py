@@ -14,7 +14,8 @@ import msgspec
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import MessageRow, decode_message, decompress, pack, unpack
-from tidegate.store.tables.turns import INCOMING, is_idle, place_waiting, refusal
+from tidegate.store.tables.open_turns import is_idle
+from tidegate.store.tables.turns import INCOMING, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
@@ -32,8 +33,8 @@ ENDED_FIRST = "This message was not answered: the conversation ended first."
 _RESULTS_READ = 20
 """The number of tool results that one statement reads at the end of a transcript. One step usually has fewer."""
 NOTICES_KEPT = 20
-"""The most notices of one session. A few lines are enough to report what happened since its last turn, and with this
-limit a session that nobody uses cannot fill the store."""
+"""The maximum number of notices of one session. A few lines are enough to report what happened since its last turn, and
+with this limit a session that nobody uses cannot fill the store."""
 NOTICE_CHARACTERS = 2000
 """The longest notice. It says what happened and where to look, not every detail."""
 PAGE_BYTES = 2 * 1024 * 1024
@@ -136,12 +137,12 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
 
 
 def count_waiting(db: Db, turn: str) -> int:
-    """The number of accepted messages of the turn that have no position yet."""
+    """Returns the number of accepted messages of the turn that have no position yet."""
     return int(db.execute("SELECT count(*) FROM messages WHERE turn = ? AND seq IS NULL", (turn,)).get)
 
 
 def waiting(db: Db, turn: str) -> list[Message]:
-    """The accepted messages of the turn that have no position yet, in order."""
+    """Returns the accepted messages of the turn that have no position yet, in order."""
     rows = db.execute("SELECT body, packed FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))
     return [unpack(body, packed) for body, packed in rows]
 
@@ -163,7 +164,7 @@ def move(db: Db, from_turn: str, to_turn: str) -> int:
 
 
 def journal(db: Db, turn: str) -> list[MessageRow]:
-    """The committed steps of a turn, in order."""
+    """Returns the committed steps of a turn, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE turn = ? AND step IS NOT NULL ORDER BY seq NULLS FIRST", (turn,)
     )
@@ -171,7 +172,7 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
 
 
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
-    """The messages of the session in order, except undone ones and those of `before_turn`."""
+    """Returns the messages of the session in order, except undone ones and those of `before_turn`."""
     return [message for _, message in placed(db, session, before_turn=before_turn)]
 
 
@@ -193,15 +194,15 @@ def is_shown(db: Db, session: str, place: int) -> bool:
 
 
 def count_shown(db: Db, session: str, first: int, last: int) -> int:
-    """The number of messages from position `first` to `last` that were not undone."""
+    """Returns the number of messages from position `first` to `last` that were not undone."""
     counted = "SELECT count(*) FROM messages WHERE session = ? AND seq >= ? AND seq <= ? AND undone IS NULL"
     return int(db.execute(counted, (session, first, last)).get)
 
 
 def count_user_messages(db: Db, session: str, most: int) -> int:
-    """The number of messages that users sent in this conversation and did not undo. Stops counting at `most`. Messages
-    copied from an earlier conversation belong to no turn and are not counted. Notices of the gateway have no text and
-    are not counted either."""
+    """Returns the number of messages that users sent in this conversation and did not undo. Stops counting at `most`.
+    Messages copied from an earlier conversation belong to no turn and are not counted. Notices of the gateway have no
+    text and are not counted either."""
     found, after = 0, 0
     while found < most:
         missing = most - found
@@ -218,7 +219,7 @@ def count_user_messages(db: Db, session: str, most: int) -> int:
 
 
 def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
-    """The calls at the end of the transcript that have no result yet because the caller runs their tools."""
+    """Returns the calls at the end of the transcript that have no result yet because the caller runs their tools."""
     answered: set[str] = set()
     before, most = _LAST, 1  # in most conversations the last message is no result
     while True:
@@ -261,7 +262,7 @@ def close_calls(
 
 
 def first_of(db: Db, turn: str) -> int | None:
-    """The first position of a turn in the transcript."""
+    """Returns the first position of a turn in the transcript."""
     place: int | None = db.execute("SELECT min(seq) FROM messages WHERE turn = ? AND step IS NOT NULL", (turn,)).get
     return place
 
@@ -275,9 +276,9 @@ def page(
     most_bytes: int = PAGE_BYTES,
     undone: bool = False,
 ) -> list[MessageRow]:
-    """A page of rows after position `after`. Undone rows are included only if requested. The page ends before the
-    message that would make it larger than `most_bytes`. If the first message alone is larger, it is returned alone and
-    complete."""
+    """Returns a page of rows after position `after`. Undone rows are included only if requested. The page ends before
+    the message that would make it larger than `most_bytes`. If the first message alone is larger, it is returned alone
+    and complete."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq NULLS FIRST LIMIT ?",
@@ -287,7 +288,7 @@ def page(
 
 
 def last_turn(db: Db, session: str) -> str | None:
-    """The turn of the last message that is visible to models."""
+    """Returns the turn of the last message that is visible to models."""
     turn: str | None = db.execute(
         "SELECT turn FROM messages WHERE session = ? AND seq IS NOT NULL AND undone IS NULL AND turn IS NOT NULL"
         " ORDER BY seq DESC NULLS LAST LIMIT 1",
@@ -318,8 +319,8 @@ def newest(
     most_bytes: int = PAGE_BYTES,
     role: Role | None = None,
 ) -> list[MessageRow]:
-    """The last rows of the transcript in order, except undone ones. Optionally only rows before position `before`, or
-    of one role. The size is bounded as in `page`, counted from the end."""
+    """Returns the last rows of the transcript in order, except undone ones. Optionally only rows before position
+    `before`, or of one role. The size is bounded as in `page`, counted from the end."""
     only = "" if role is None else "AND role = ?4"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ?1 AND seq < ?2 AND undone IS NULL {only}"
@@ -339,7 +340,8 @@ def has_rows(db: Db, session: str, *, after: int = 0, before: int | None = None)
 
 
 def _within(rows: Iterable[Any], most_bytes: int) -> list[MessageRow]:
-    """The first rows, up to the given size. Bodies are decompressed one at a time, and only as many as needed."""
+    """Returns the first rows, up to the given size. Bodies are decompressed one at a time, and only as many as
+    needed."""
     found: list[MessageRow] = []
     size = 0
     for id, session, turn, seq, step, at, undone, body, packed in rows:
@@ -382,7 +384,7 @@ def add_notice(db: Db, session: str, text: str, now: float) -> None:
 
 
 def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
-    """Adds a text of several lines, split into several notices if it is too long for one."""
+    """Adds several lines of text, split into several notices if it is too long for one."""
     text = ""
     for line in lines:
         if text and len(text) + len(line) >= NOTICE_CHARACTERS:

@@ -20,13 +20,14 @@ NOTE_BYTES = 1000
 """The longest note: a sentence or two. Longer texts are documents and belong in files."""
 
 NOTES_KEPT = 500
-"""The most notes of one person or agent. Curated notes are few, and every write reads all of them."""
+"""The maximum number of notes of one person or agent. Curated notes are few, and every write reads all of them."""
 
 CHANGES_KEPT = 200
-"""The most recorded changes of one person's or agent's notes: many times the number reported to one conversation."""
+"""The maximum number of recorded changes of one person's or agent's notes: many times the number reported to one
+conversation."""
 
 CHANGES_TOLD = 20
-"""The most changes mentioned in one message. If there are more, the message refers to the notes."""
+"""The maximum number of changes mentioned in one message. If there are more, the message refers to the notes."""
 
 CHANGES_SECONDS = 30 * 86400.0
 """Seconds for which a change is kept for conversations that have not been notified yet. A conversation that was idle
@@ -61,7 +62,7 @@ def clean(text: str) -> str:
     error if the result is empty or too long."""
     line = " ".join("".join(" " if ord(sign) < 32 or 127 <= ord(sign) < 160 else sign for sign in text).split())
     if not line:
-        raise Refused("A note needs a text.", code="empty_note", param="text")
+        raise Refused("A note must not be empty.", code="empty_note", param="text")
     encode(line)  # refuses what has no UTF-8 form
     if size_of(line) > NOTE_BYTES:
         raise TooLarge(
@@ -78,13 +79,13 @@ def size_of(text: str) -> int:
 
 
 def format_note(id: int, source: Origin, by: str, text: str) -> str:
-    """The note with its number and origin on one line: `12 (anna wrote): likes tea`. The part before the colon is
-    written by the gateway, and the name is also reduced to one line."""
+    """Returns the note with its number and origin on one line: `12 (anna wrote): likes tea`. The part before the colon
+    is written by the gateway, and the name is also reduced to one line."""
     return f"{id} ({_SOURCES[source].format(' '.join(by.split()))}): {text}"
 
 
 def change_text(id: int, source: Origin, by: str, text: str, *, new: bool) -> str:
-    """The text about a new or changed note for running conversations."""
+    """Returns the text about a new or changed note for running conversations."""
     return f"{'New' if new else 'Changed'} note {format_note(id, source, by, text)}"
 
 
@@ -96,7 +97,7 @@ def removal_text(id: int) -> str:
 
 
 def listing(db: Db, about: About, whose: str) -> list[NoteRow]:
-    """Notes by importance: those that people wrote themselves first, then the newest."""
+    """Returns notes by importance: those that people wrote themselves first, then the newest."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM notes WHERE about = ? AND whose = ? {_ORDER}", (about, whose))
     return [NoteRow(*row) for row in rows]
 
@@ -107,13 +108,13 @@ def get(db: Db, id: int) -> NoteRow | None:
 
 
 def version(numbered: Iterable[tuple[int, str]]) -> str:
-    """Computes the version of these notes from their numbers and texts. Equal notes have equal versions. A rewrite
+    """Computes the version of these notes from their numbers and text. Equal notes have equal versions. A rewrite
     specifies the version on which it is based."""
     return hashlib.sha256(encode(sorted(numbered))).hexdigest()[:16]
 
 
 def latest(db: Db) -> int:
-    """The number of the newest change ever made."""
+    """Returns the number of the newest change ever made."""
     return int(db.execute("SELECT coalesce(max(id), 0) FROM note_changes").get)
 
 

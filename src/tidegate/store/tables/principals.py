@@ -93,7 +93,7 @@ def add_key(
 def authenticate(
     db: Db, digest: bytes, kind: KeyKind, now: float, page: bytes | None = None
 ) -> tuple[str, PrincipalRow] | None:
-    """The id and the principal of a valid key. Only reads, so it works even if nothing can be written."""
+    """Returns the id and the principal of a valid key. Only reads, so it works even if nothing can be written."""
     row = db.execute(
         f"SELECT keys.id, {_COLUMNS} FROM keys JOIN principals ON principals.id = keys.principal WHERE digest = ?"
         " AND kind = ? AND page_digest IS NOT DISTINCT FROM ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)",
@@ -127,20 +127,20 @@ def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
 
 
 def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
-    """The reason why a code was refused. A code that no longer works is deleted after a while, and is unknown from then
-    on."""
+    """Returns the reason why a code was refused. A code that no longer works is deleted after a while, and is unknown
+    from then on."""
     rows = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchall()
     return "unknown" if not rows else "expired" if rows[0][0] is None else "used"
 
 
 def holder(db: Db, key: str) -> PrincipalRow | None:
-    """The principal of the key with this id."""
+    """Returns the principal of the key with this id."""
     principal = db.execute("SELECT principal FROM keys WHERE id = ?", (key,)).get
     return None if principal is None else get(db, principal)
 
 
 def list_keys(db: Db, principal: str | None = None, kind: KeyKind | None = None) -> list[KeyRow]:
-    """The keys of one principal or of all, the oldest first."""
+    """Returns the keys of one principal or of all, the oldest first."""
     where, values = _matching(principal=principal, kind=kind)
     rows = db.execute(f"SELECT {_KEY_COLUMNS} FROM keys WHERE {where} ORDER BY created, id", values)
     return [KeyRow(*row) for row in rows]

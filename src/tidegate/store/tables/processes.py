@@ -15,7 +15,7 @@ from tidegate.errors import Conflict
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import LISTED, ProcessEnd, ProcessRow
-from tidegate.store.tables import turns
+from tidegate.store.tables import open_turns, turns
 
 _COLUMNS = (
     "processes.id, session, processes.name, command, backend, pid, start_ticks, state, exit_code, restart, notify,"
@@ -88,7 +88,7 @@ def restart(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow
 
 
 def _channel(db: Db, session: str) -> str:
-    found = turns.running(db, session)
+    found = open_turns.running(db, session)
     row = None if found is None else turns.get(db, found)
     return "" if row is None else row.channel
 
@@ -121,13 +121,13 @@ def mark_ended(
 
 
 def get(db: Db, id: str) -> ProcessRow | None:
-    """The process with this id, whoever its principal is. For internal use."""
+    """Returns the process with this id, whoever its principal is. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
 
 def by_name(db: Db, session: str, name: str) -> ProcessRow | None:
-    """The session's latest process with this name."""
+    """Returns the session's latest process with this name."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM processes WHERE session = ? AND name = ? ORDER BY started DESC, id DESC LIMIT 1",
         (session, name),
@@ -136,7 +136,7 @@ def by_name(db: Db, session: str, name: str) -> ProcessRow | None:
 
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ProcessRow]:
-    """The session's processes, the latest first; `principal=None` is for the gateway and its operator."""
+    """Returns the session's processes, the latest first; `principal=None` is for the gateway and its operator."""
     whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session"
@@ -147,13 +147,13 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 
 
 def live(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Processes of all sessions that should be alive, ordered by id. `after` is the last id seen."""
+    """Returns processes of all sessions that should be alive, ordered by id. `after` is the last id seen."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE {_LIVE} AND id > ? ORDER BY id LIMIT ?", (after, limit))
     return [_row(row) for row in rows]
 
 
 def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Processes of live sessions that were lost with the gateway and are marked `restart`, ordered by id."""
+    """Returns processes of live sessions that were lost with the gateway and are marked `restart`, ordered by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE state = 'lost' AND restart = 1"
         " AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -163,7 +163,7 @@ def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRo
 
 
 def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Ended processes of live sessions whose end has not been reported to the agent yet, ordered by id."""
+    """Returns ended processes of live sessions whose end has not been reported to the agent yet, ordered by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE processes.ended IS NOT NULL"
         " AND told = 0 AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -198,7 +198,7 @@ def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessR
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:
-    """The ids in the given set that have a row. A live process without a row belongs to no session."""
+    """Returns the ids in the given set that have a row. A live process without a row belongs to no session."""
     rows = db.execute(f"SELECT id FROM processes WHERE id IN {ID_LIST}", (id_list(ids),))
     return {row[0] for row in rows}
 

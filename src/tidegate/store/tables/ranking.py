@@ -6,7 +6,7 @@ the words of the question before it. Long messages count less, since they contai
 messages of that time. Among equals, the newer message comes first.
 
 Only the caller's ranges of the index are read, and of each term at most `TERM_ENTRIES` entries, so the time of a search
-is bounded. docs/decisions/0038-ranked-search.md has the measurements.
+is bounded. docs/decisions/0043-ranked-search.md has the measurements.
 """
 
 import heapq

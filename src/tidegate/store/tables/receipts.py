@@ -15,8 +15,15 @@ TASK_SECONDS = 30 * 86400.0
 """Seconds for which a delegated task's receipt is kept. The turn that delegated the task may wait for a person for a
 long time. Its end deletes the receipt."""
 
+UNFETCHED_SECONDS = 86400.0
+"""Seconds for which the outcome of a one-shot call is kept if nobody fetches it: as long as under an idempotency
+key."""
+
+_UNFETCHED = "outcome"
+"""The source of receipts that only keep an outcome. No caller can send one, since its key is the id of the turn."""
+
 BATCH = 1000
-"""The most rows that one call of `prune` removes, so that no write waits long behind it."""
+"""The maximum number of rows that one call of `prune` removes, so that no write waits long behind it."""
 
 _NOTHING_TO_NOTE = ToolsNote()
 _decode_note = msgspec.json.Decoder(ToolsNote).decode
@@ -63,6 +70,27 @@ def finish(db: Db, turn: str, outcome: Outcome) -> int:
         return 0
     db.execute("UPDATE receipts SET outcome = ? WHERE turn = ?", (encode(outcome), turn))
     return db.changes()
+
+
+def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float) -> None:
+    """Stores the outcome of a turn without receipts whose rows are about to be deleted, until it was fetched or has
+    expired."""
+    receipt = Receipt(source=_UNFETCHED, key=outcome.turn, digest=b"", keep=UNFETCHED_SECONDS)
+    put(db, principal, receipt, outcome.turn, now)
+    db.execute(
+        "UPDATE receipts SET outcome = ? WHERE principal = ? AND source = ? AND key = ?",
+        (encode(outcome), principal, _UNFETCHED, outcome.turn),
+    )
+
+
+def is_unfetched(db: Db, turn: str) -> bool:
+    """True if the turn's outcome is stored only until it is fetched."""
+    return db.execute("SELECT 1 FROM receipts WHERE turn = ? AND source = ?", (turn, _UNFETCHED)).get is not None
+
+
+def forget_outcome(db: Db, turn: str) -> None:
+    """Deletes an outcome that was stored only until it was fetched."""
+    db.execute("DELETE FROM receipts WHERE turn = ? AND source = ?", (turn, _UNFETCHED))
 
 
 def of_task(turn: str, step: str, digest: bytes) -> Receipt:

@@ -224,8 +224,8 @@ def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
 def results_below(
     db: Db, principal: str, own: str, number: int, span: int, limit: int
 ) -> tuple[list[tuple[int, SpooledRow]], int | None]:
-    """Returns spooled texts from the principal's sessions whose number is below `number`: latest session first, and
-    newest text first within each. At most `span` session numbers are searched. The second value is the number to
+    """Returns spooled text results from the principal's sessions whose number is below `number`: latest session first,
+    and newest result first within each. At most `span` session numbers are searched. The second value is the number to
     continue from, or None at the end. The only one-shot conversation searched is `own`."""
     found: list[tuple[int, SpooledRow]] = []
     for first, end in ranges(db, principal):

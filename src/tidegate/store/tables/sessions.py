@@ -131,14 +131,14 @@ def existing(db: Db, ids: Sequence[str]) -> set[str]:
 
 
 def version(db: Db, id: str) -> int:
-    """A counter that increases with the session's end and with every change of the content that models see. -1 if the
-    session does not exist."""
+    """Returns a counter that increases with the session's end and with every change of the content that models see. -1
+    if the session does not exist."""
     found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
     return -1 if found is None else found
 
 
 def owned(db: Db, id: str, principal: str) -> SessionRow | None:
-    """The session, if it belongs to this principal."""
+    """Returns the session, if it belongs to this principal."""
     row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ? AND principal = ?", (id, principal)).get
     return None if row is None else SessionRow(*row)
 
@@ -366,7 +366,8 @@ def delete_messages(db: Db, id: str, limit: int) -> int:
 
 
 def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
-    """Live sessions without activity since `before` and without a queued or running turn, the longest idle first."""
+    """Returns live sessions without activity since `before` and without a queued or running turn, the longest idle
+    first."""
     rows = db.execute(
         f"SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND {_NO_WORK}"
         " ORDER BY active LIMIT ?",
@@ -376,7 +377,7 @@ def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
 
 
 def ended_before(db: Db, before: float, limit: int) -> list[str]:
-    """Sessions that ended before the given time and whose hooks have all run, the oldest first."""
+    """Returns sessions that ended before the given time and whose hooks have all run, the oldest first."""
     rows = db.execute(
         "SELECT id FROM sessions WHERE ended IS NOT NULL AND ended < ? AND NOT EXISTS("
         "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended NULLS FIRST"
@@ -464,7 +465,7 @@ def pending_hooks(db: Db, limit: int = 1000, after: tuple[str, str] = ("", "")) 
 
 
 def owed_hooks(db: Db, session: str) -> list[str]:
-    """The session's hooks that are still to run."""
+    """Returns the session's hooks that are still to run."""
     rows = db.execute("SELECT hook FROM endings WHERE session = ? AND done IS NULL ORDER BY hook", (session,))
     return [row[0] for row in rows]
 

@@ -50,7 +50,7 @@ def put(db: Db, session: str, key: str, value: Any, source: str, now: float, exp
 
 
 def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
-    """The session's current settings, by key."""
+    """Returns the session's current settings, by key."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE session = ? AND (expires IS NULL OR expires > ?) ORDER BY key",
         (session, now),

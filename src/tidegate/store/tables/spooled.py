@@ -48,13 +48,13 @@ def add(
 
 
 def get(db: Db, id: str, session: str) -> SpooledRow | None:
-    """The result, if it belongs to this session."""
+    """Returns the result, if it belongs to this session."""
     row = db.execute(f"SELECT {_COLUMNS} FROM spooled WHERE id = ? AND session = ?", (id, session)).get
     return None if row is None else SpooledRow(*row)
 
 
 def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
-    """The result, if its session belongs to this principal."""
+    """Returns the result, if its session belongs to this principal."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session WHERE spooled.id = ? AND principal = ?",
         (id, principal),
@@ -82,15 +82,15 @@ def copy(db: Db, source: str, target: str) -> int:
 
 
 def total(db: Db, session: str) -> int:
-    """The bytes that the session uses in the spool."""
+    """Returns the bytes that the session uses in the spool."""
     return int(db.execute("SELECT coalesce(sum(bytes), 0) FROM spooled WHERE session = ?", (session,)).get)
 
 
 def of_session(
     db: Db, session: str, *, principal: str | None, after: tuple[float, str] = (0.0, ""), limit: int = LISTED
 ) -> list[SpooledRow]:
-    """The session's results, the oldest first; `after` is (created, id) of the last result seen. `principal=None` is
-    for the gateway and its operator."""
+    """Returns the session's results, the oldest first; `after` is (created, id) of the last result seen.
+    `principal=None` is for the gateway and its operator."""
     whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session"
@@ -104,21 +104,14 @@ def of_session(
 def latest_texts(
     db: Db, session: str, *, before: tuple[float, str] | None = None, limit: int = LISTED
 ) -> list[SpooledRow]:
-    """The session's text results that were not undone, the newest first; `before` is (created, id) of the last result
-    seen."""
+    """Returns the session's text results that were not undone, the newest first; `before` is (created, id) of the last
+    result seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled WHERE session = ? AND (created, id) < (?, ?) AND kind = 'text'"
         f" AND {SHOWN} ORDER BY created DESC, id DESC LIMIT ?",
         (session, *(before or (_LAST, "")), limit),
     )
     return [SpooledRow(*row) for row in rows]
-
-
-def remove_session(db: Db, session: str) -> int:
-    """Deletes all rows of a session. Returns their number. (Deleting the session deletes them too.)"""
-    db.lock("session", session)
-    db.execute("DELETE FROM spooled WHERE session = ?", (session,))
-    return db.changes()
 
 
 def existing(db: Db, ids: Sequence[str]) -> set[str]:

@@ -36,7 +36,7 @@ def add(db: Db, session: str, row: SummaryRow, now: float) -> int:
 
 
 def shown(db: Db, session: str) -> list[SummaryRow]:
-    """The summaries that form the beginning of a request, in order."""
+    """Returns the summaries that form the beginning of a request, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent IS NULL AND state = 'applied' ORDER BY first",
         (session,),
@@ -45,7 +45,7 @@ def shown(db: Db, session: str) -> list[SummaryRow]:
 
 
 def prepared(db: Db, session: str) -> list[SummaryRow]:
-    """Summaries that wait to be applied, in order."""
+    """Returns summaries that wait to be applied, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent IS NULL AND state = 'prepared' ORDER BY first",
         (session,),
@@ -59,7 +59,7 @@ def get(db: Db, session: str, number: int) -> SummaryRow | None:
 
 
 def children(db: Db, session: str, number: int) -> list[SummaryRow]:
-    """The summaries that this summary covers, in order. Empty if it covers messages."""
+    """Returns the summaries that this summary covers, in order. Empty if it covers messages."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent = ? ORDER BY first", (session, number)
     )
@@ -116,7 +116,7 @@ def elide(db: Db, session: str, row: ElisionRow, now: float) -> None:
 
 
 def elisions(db: Db, session: str, after: int = 0) -> list[ElisionRow]:
-    """Elisions that cover positions after `after`."""
+    """Returns elisions that cover positions after `after`."""
     rows = db.execute(
         "SELECT first, last, kind, characters FROM elisions WHERE session = ? AND last > ? ORDER BY last, first, kind",
         (session, after),
@@ -125,7 +125,7 @@ def elisions(db: Db, session: str, after: int = 0) -> list[ElisionRow]:
 
 
 def count(db: Db, session: str) -> int:
-    """The number of applied summaries."""
+    """Returns the number of applied summaries."""
     return int(db.execute("SELECT count(*) FROM summaries WHERE session = ? AND state = 'applied'", (session,)).get)
 
 
@@ -135,7 +135,8 @@ def copy(db: Db, source: str, target: str) -> None:
     db.lock("session", target)
 
     def until(place: int) -> int:
-        """The number of messages up to this position. Undone messages are not counted, since they are not copied."""
+        """Returns the number of messages up to this position. Undone messages are not counted, since they are not
+        copied."""
         counted = "SELECT count(*) FROM messages WHERE session = ? AND seq <= ? AND undone IS NULL"
         return int(db.execute(counted, (source, place)).get)
 

@@ -16,20 +16,23 @@ from tidegate.errors import Conflict, NotFound, Superseded
 from tidegate.store.interface import Db
 from tidegate.store.rows import (
     ParentTurn,
+    StopRequest,
+    TurnNews,
     TurnRow,
     decode_call,
     decode_failure,
     decode_outcome,
+    decode_stop,
     encode,
     encode_call,
     unpack,
 )
 from tidegate.values import Call, Failure, Message, OnDisconnect, Outcome, ToolCall, TurnState, Usage
 
-_COLUMNS = (
+COLUMNS = (
     "turns.id, session, number, state, turns.channel, call, on_disconnect, attempts, accepted, started, finished,"
     " finish, error, input, cached, output, written, reasoning, cost, estimated, steps, turns.job, within, depth,"
-    " conversation, fence"
+    " conversation, fence, stopping"
 )
 NOTHING = Usage()
 _decode_notices = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -44,9 +47,10 @@ _NOT_WAITING = (
 )
 
 
-def _row(row: Any) -> TurnRow:
+def row_of(row: Any) -> TurnRow:
     (id, session, number, state, channel, call, on_disconnect, attempts, accepted, started, finished) = row[:11]
     finish, error, spent_in, cached, spent_out, written, reasoning, cost, estimated, *rest = row[11:]
+    rest[-1] = decode_stop(rest[-1])
     return TurnRow(
         id,
         session,
@@ -150,8 +154,8 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 def get(db: Db, id: str) -> TurnRow | None:
     """The turn with this id, whoever its principal is. For internal use."""
-    row = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE id = ?", (id,)).get
-    return None if row is None else _row(row)
+    row = db.execute(f"SELECT {COLUMNS} FROM turns WHERE id = ?", (id,)).get
+    return None if row is None else row_of(row)
 
 
 def take(db: Db, id: str, now: float) -> TurnRow:
@@ -163,19 +167,19 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     db.lock("turn", id)
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, fence = fence + 1, started = ?, state = 'running'"
-        f" WHERE id = ? AND state = 'queued' RETURNING {_COLUMNS}",
+        f" WHERE id = ? AND state = 'queued' RETURNING {COLUMNS}",
         (now, id),
     ).get
     queued = found is not None
     if not queued:
         found = db.execute(
             f"UPDATE turns SET fence = fence + 1, attempts = attempts + CASE WHEN {_NOT_WAITING} THEN 1 ELSE 0 END"
-            f" WHERE id = ? AND state = 'running' RETURNING {_COLUMNS}",
+            f" WHERE id = ? AND state = 'running' RETURNING {COLUMNS}",
             (id,),
         ).get
     if found is None:
         raise _not_open(db, id)
-    turn = _row(found)
+    turn = row_of(found)
     live = db.execute(
         "UPDATE sessions SET version = version + 1, active = CASE WHEN active < ?1 THEN ?1 ELSE active END"
         " WHERE id = ?2 AND ended IS NULL RETURNING 1",
@@ -188,12 +192,37 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     return turn
 
 
-def check_fence(db: Db, id: str, fence: int) -> None:
+def check_fence(db: Db, id: str, fence: int) -> TurnNews:
     """Raises Superseded if the turn's fence is no longer `fence`, because another attempt has taken the turn. Every
-    transaction in which an attempt writes calls this first."""
+    transaction in which an attempt writes calls this first. Returns the news for the attempt, from the same
+    statement."""
     db.lock("turn", id)
-    if db.execute("SELECT 1 FROM turns WHERE id = ? AND fence = ?", (id, fence)).get is None:
+    return news(db, id, fence)
+
+
+def news(db: Db, id: str, fence: int) -> TurnNews:
+    """Like `check_fence`, for a read."""
+    found = db.execute(
+        "SELECT stopping, EXISTS(SELECT 1 FROM messages WHERE messages.turn = turns.id AND messages.seq IS NULL)"
+        " FROM turns WHERE id = ? AND fence = ?",
+        (id, fence),
+    ).get
+    if found is None:
         raise Superseded
+    stopping, is_steered = found
+    return TurnNews(decode_stop(stopping), bool(is_steered))
+
+
+def request_stop(db: Db, id: str, request: StopRequest) -> TurnState | None:
+    """Records that an open turn is to stop, unless this was requested before. Returns the state of the turn: the caller
+    settles a queued one, and the attempt that runs the turn finds the request. None if the turn is not open."""
+    db.lock("turn", id)
+    state: TurnState | None = db.execute(
+        "UPDATE turns SET stopping = coalesce(stopping, ?)"
+        " WHERE id = ? AND state IN ('queued', 'running') RETURNING state",
+        (encode(request), id),
+    ).get
+    return state
 
 
 def park(db: Db, id: str, fence: int) -> bool:
@@ -221,49 +250,6 @@ def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
             (f"{prefix}{number}", session, id),
         )
     return ids
-
-
-def open_turns(db: Db) -> list[TurnRow]:
-    """All queued or running turns. The gateway continues these at startup. Running turns come before queued ones, and
-    the turns of one session are in order."""
-    rows = db.execute(
-        f"SELECT {_COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
-    )
-    return [_row(row) for row in rows]
-
-
-def running(db: Db, session: str) -> str | None:
-    """The session's running turn."""
-    id: str | None = db.execute(
-        "SELECT id FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'running'"
-        " ORDER BY number LIMIT 1",
-        (session,),
-    ).get
-    return id
-
-
-def waiting(db: Db, session: str) -> int:
-    # The first condition is that of the partial index, which contains only open turns: settled turns cost nothing.
-    count = "SELECT count(*) FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
-    return int(db.execute(count, (session,)).get)
-
-
-def waiting_calls(db: Db, session: str) -> list[Call]:
-    """The `Call` of each queued turn, the latest first."""
-    rows = db.execute(
-        "SELECT call FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'queued'"
-        " ORDER BY number DESC",
-        (session,),
-    )
-    return [decode_call(call) for (call,) in rows]
-
-
-def is_idle(db: Db, session: str) -> bool:
-    """True if no turn of the session is queued or running."""
-    open_one = db.execute(
-        "SELECT 1 FROM turns WHERE session = ? AND state IN ('queued', 'running') LIMIT 1", (session,)
-    ).get
-    return open_one is None
 
 
 def settle(
@@ -335,20 +321,20 @@ def add_usage(db: Db, id: str, usage: Usage) -> None:
 
 
 def channel(db: Db, id: str) -> str | None:
-    """The channel that the turn's message came from."""
+    """Returns the channel that the turn's message came from."""
     found: str | None = db.execute("SELECT channel FROM turns WHERE id = ?", (id,)).get
     return found
 
 
 def outermost(db: Db, id: str) -> TurnRow | None:
-    """The outermost turn from which this turn was delegated, or the turn itself if it was not delegated. None if a turn
-    in between no longer exists."""
+    """Returns the outermost turn from which this turn was delegated, or the turn itself if it was not delegated. None
+    if a turn in between no longer exists."""
     return (get(db, id), *outer_turns(db, id))[-1]
 
 
 def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
-    """The chain of turns from which this turn was delegated, the nearest first. The last element is None if a turn no
-    longer exists."""
+    """Returns the chain of turns from which this turn was delegated, the nearest first. The last element is None if a
+    turn no longer exists."""
     found: list[TurnRow | None] = []
     turn = get(db, id)
     while turn is not None and turn.within is not None:
@@ -358,7 +344,7 @@ def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
 
 
 def conversation(db: Db, session: str) -> str:
-    """The conversation that this session belongs to: the session itself, unless it was created for a task."""
+    """Returns the conversation that this session belongs to: the session itself, unless it was created for a task."""
     found: str | None = db.execute(
         "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
     ).get
@@ -372,8 +358,8 @@ def set_notices(db: Db, id: str, notices: tuple[str, ...]) -> None:
 
 
 def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
-    """The usage of the committed answers of a turn that is not settled, including its finished tasks, and the number of
-    answers."""
+    """Returns the usage of the committed answers of a turn that is not settled, including its finished tasks, and the
+    number of answers."""
     turn = get(db, id)
     cost, answers = NOTHING if turn is None else turn.usage, 0
     for step, message in _model_messages(db, id):
@@ -384,8 +370,8 @@ def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
 
 
 def outcome(db: Db, id: str) -> Outcome | None:
-    """The turn's current or final outcome, from its rows, or from a receipt if the rows were deleted. For internal use:
-    responses to callers use `outcome_for`."""
+    """Returns the turn's current or final outcome, from its rows, or from a receipt if the rows were deleted. For
+    internal use: responses to callers use `outcome_for`."""
     return _outcome(db, id, None)
 
 
@@ -396,8 +382,8 @@ def outcome_for(db: Db, id: str, principal: str) -> Outcome | None:
 
 def listing(db: Db, session: str, limit: int) -> list[TurnRow]:
     """The session's turns, the latest first."""
-    rows = db.execute(f"SELECT {_COLUMNS} FROM turns WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))
-    return [_row(row) for row in rows]
+    rows = db.execute(f"SELECT {COLUMNS} FROM turns WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))
+    return [row_of(row) for row in rows]
 
 
 def refusal(db: Db, session: str) -> Conflict | NotFound:
@@ -416,7 +402,7 @@ def _not_open(db: Db, id: str) -> Conflict | NotFound:
 def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
     whose, values = ("", (id,)) if principal is None else (" AND principal = ?", (id, principal))
     found = db.execute(
-        f"SELECT {_COLUMNS}, estimated IS NULL, notices, agent FROM turns JOIN sessions ON sessions.id = turns.session"
+        f"SELECT {COLUMNS}, estimated IS NULL, notices, agent FROM turns JOIN sessions ON sessions.id = turns.session"
         f" WHERE turns.id = ?{whose}",
         values,
     ).get
@@ -425,7 +411,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
             f"SELECT outcome FROM receipts WHERE turn = ? AND outcome IS NOT NULL{whose} LIMIT 1", values
         ).get
         return decode_outcome(kept)
-    turn = _row(found[:-3])
+    turn = row_of(found[:-3])
     # The last answer ended the turn, or the part that was shown when it was stopped. The text of earlier steps, which
     # called tools, is not the turn's answer.
     ended_by = {"answered": _ANSWER, "stopped": _PARTIAL}.get(turn.state)
@@ -458,7 +444,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """The calls in a turn's last answer that the caller must run. The turn has already run the others."""
+    """Returns the calls in a turn's last answer that the caller must run. The turn has already run the others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)

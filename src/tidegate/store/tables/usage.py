@@ -58,7 +58,7 @@ _OF: dict[str, str] = {
 """SQL conditions on the hourly rows. A row without an agent records only a principal's spending."""
 
 FOLDED_AT_ONCE = 2000
-"""The number of calls that one write folds into hours in some milliseconds."""
+"""The number of calls that one write folds into hours in a few milliseconds."""
 
 
 def add(
@@ -98,13 +98,13 @@ def add(
 
 
 def spent(db: Db, since: float) -> SpentTotal:
-    """The usage of all models together since the given time, which must be the beginning of an hour."""
+    """Returns the usage of all models together since the given time, which must be the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
 
 def spent_by(db: Db, per: Literal["principal", "agent", "session", "job"], key: str, since: float) -> SpentTotal:
-    """The usage of one principal, agent, session or job since the given time, which must be the beginning of an
+    """Returns the usage of one principal, agent, session or job since the given time, which must be the beginning of an
     hour."""
     if per == "session":
         return SpentTotal(*db.execute(f"SELECT {_SPENT} AND session = ?3", (since, FREE, key)).get)
@@ -150,8 +150,8 @@ def totals(
     principal: str | None = None,
     limit: int = 100,
 ) -> list[UsageTotal]:
-    """The sums of calls in a period, of one principal or of all. Sums by time are in the order of time, limited to the
-    latest `limit`. Other sums are ordered by cost, the highest first."""
+    """Returns the sums of calls in a period, of one principal or of all. Sums by time are in the order of time, limited
+    to the latest `limit`. Other sums are ordered by cost, the highest first."""
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
     period, values = _period(since, until, principal)
@@ -166,19 +166,19 @@ def totals(
 
 
 def total(db: Db, *, since: float = 0.0, until: float = math.inf, principal: str | None = None) -> UsageTotal:
-    """The sum of all calls in a period, of one principal or of all."""
+    """Returns the sum of all calls in a period, of one principal or of all."""
     period, values = _period(since, until, principal)
     row = db.execute(f"SELECT {_SUMS} FROM {period}", values).get
     return UsageTotal("", "", *row)
 
 
 def of_session(db: Db, session: str) -> UsageTotal:
-    """The usage of one conversation."""
+    """Returns the usage of one conversation."""
     return UsageTotal(session, "", *db.execute(f"SELECT {_SUMS} FROM usage WHERE session = ?", (session,)).get)
 
 
 def jobs(db: Db, limit: int) -> list[str]:
-    """The names of jobs with usage, in order. Each takes one index lookup."""
+    """Returns the names of jobs with usage, in order. Each takes one index lookup."""
     first = "SELECT job FROM spent WHERE job <> '' AND job > ? ORDER BY job LIMIT 1"
     found = {job for (job,) in db.execute(f"SELECT DISTINCT job FROM usage WHERE {_UNFOLDED} AND job <> ''")}
     last: str | None = ""

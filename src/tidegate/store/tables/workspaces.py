@@ -58,7 +58,7 @@ def save_shell(db: Db, session: str, state: bytes) -> bool:
 
 
 def shell(db: Db, session: str) -> bytes | None:
-    """The last saved state of the shell, or None."""
+    """Returns the last saved state of the shell, or None."""
     row = db.execute(
         "SELECT shell_state, packed FROM workspaces WHERE session = ? AND shell_state IS NOT NULL", (session,)
     ).get
@@ -78,7 +78,7 @@ def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
 
 
 def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRow]:
-    """Workspaces that were put into the trash before the given time, the oldest first."""
+    """Returns workspaces that were put into the trash before the given time, the oldest first."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM workspaces WHERE state = 'trash' AND trashed_at < ? ORDER BY trashed_at NULLS FIRST"
         " LIMIT ?",
@@ -88,7 +88,7 @@ def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRo
 
 
 def unmeasured_trash(db: Db, limit: int) -> list[str]:
-    """Sessions whose folder in the trash has not been measured."""
+    """Returns sessions whose folder in the trash has not been measured."""
     rows = db.execute(
         "SELECT session FROM workspaces WHERE state = 'trash' AND trash_bytes IS NULL ORDER BY trashed_at NULLS FIRST"
         " LIMIT ?",
@@ -103,8 +103,8 @@ def set_trash_size(db: Db, session: str, bytes: int) -> None:
 
 
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
-    """Sessions whose folders in the trash, together with all newer ones, exceed the given total size, the oldest
-    first."""
+    """Returns sessions whose folders in the trash, together with all newer ones, exceed the given total size, the
+    oldest first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
         " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"
@@ -154,7 +154,7 @@ def project_trust(db: Db) -> ProjectTrust:
 
 
 def project_writer(db: Db, session: str) -> str | None:
-    """The principal of a session, or None if the principal is the gateway's owner."""
+    """Returns the principal of a session, or None if the principal is the gateway's owner."""
     found: str | None = db.execute(
         "SELECT sessions.principal FROM sessions LEFT JOIN principals ON principals.id = sessions.principal"
         " WHERE sessions.id = ? AND coalesce(principals.role, '') <> 'owner'",

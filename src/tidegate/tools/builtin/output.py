@@ -24,7 +24,7 @@ async def output(
     lines: Annotated[int, Meta(ge=1, description="How many lines to return, or matches of a search.")] = 200,
     byte: Annotated[int, Meta(ge=0, description="The byte to start at, instead of offset.")] = 0,
     search: Annotated[str, Meta(description="Return only lines that contain this text; empty for a page.")] = "",
-    regex: Annotated[bool, Meta(description="Treat search as a Python regular expression.")] = False,
+    regex: Annotated[bool, Meta(description="Treat search as a regular expression (RE2), line by line.")] = False,
 ) -> str:
     """Reads a page of a long result of this conversation, or searches in it."""
     if offset and byte:

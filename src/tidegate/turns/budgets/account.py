@@ -59,7 +59,8 @@ class BudgetRule(Frozen, frozen=True):
     only: frozenset[str] = frozenset()
 
     def used(self, tokens: int, cost: int) -> float:
-        """The share of the limit that is used up. If there are two limits, this is the larger of the two shares."""
+        """Returns the share of the limit that is used up. If there are two limits, this is the larger of the two
+        shares."""
         of_tokens = tokens / self.tokens if self.tokens is not None else 0.0
         of_money = cost / self.money if self.money is not None else 0.0
         return max(of_tokens, of_money)
@@ -116,7 +117,7 @@ class BudgetAccount:
         self._warned = False
 
     def load(self, spent: SpentTotal, opens: float) -> None:
-        """Continue the count of an earlier process. A warning that the earlier process has already sent is sent
+        """Continues the count of an earlier process. A warning that the earlier process has already sent is sent
         again."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
@@ -141,7 +142,7 @@ class BudgetAccount:
             warn(payer, self.rule, self.name, self._tokens, self._cost, self._opens)
 
     def spent(self) -> SpentTotal:
-        """The spending in the current window."""
+        """Returns the spending in the current window."""
         return SpentTotal(self._tokens, self._cost) if self._clock() < self._opens else SpentTotal(0, 0)
 
     @property

@@ -26,10 +26,10 @@ from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule,
 from tidegate.values import BILLION
 
 ACCOUNTS_KEPT = 4096
-"""Principals, agents, conversations and jobs whose spending is held in memory, at some hundred bytes each."""
+"""Principals, agents, conversations and jobs whose spending is held in memory, at a few hundred bytes each."""
 
 MOST_SHOWN = 500
-"""The most accounts in one response."""
+"""The maximum number of accounts in one response."""
 
 SHARED = ("principal", "agent", "session", "job")
 
@@ -68,7 +68,7 @@ class Budgets:
         """The spend guards that are the same for every turn, by model name."""
 
     async def load(self) -> None:
-        """Continue the gateway's own counts from an earlier process."""
+        """Continues the gateway's own counts from an earlier process."""
         now = self._clock()
         for account in self.gateway:
             start, opens = window(account.rule.each or "total", now)
@@ -157,7 +157,7 @@ class Budgets:
         return sorted(rule.only) or await self._store.read(usage.jobs, MOST_SHOWN)
 
     def views(self) -> list[BudgetView]:
-        """The budgets of the whole gateway."""
+        """Returns the budgets of the whole gateway."""
         return [view(account) for account in self.gateway]
 
     @property

@@ -140,7 +140,7 @@ class TurnFitter:
                 self._prepare, conversation, name="summary beside a turn"
             )
 
-    async def apply_remedy(self, conversation: Conversation, remedy: Remedy, failure: ModelFailed) -> bool:
+    async def apply_remedy(self, conversation: Conversation, remedy: Remedy) -> bool:
         if remedy == "thoughts":
             return await self._drop_reasoning(conversation)
         if remedy == "documents":
@@ -158,7 +158,7 @@ class TurnFitter:
         return conversation.tokens < before
 
     async def _drop_reasoning(self, conversation: Conversation) -> bool:
-        """Continue without the reasoning of earlier answers. This decision is stored, so the provider refuses the
+        """Continues without the reasoning of earlier answers. This decision is stored, so the provider refuses the
         reasoning only once, even across unloading and restarts."""
         if not conversation.carries:
             return False
@@ -203,7 +203,7 @@ class TurnFitter:
         return why if self._compaction.clock() < until else ""
 
     async def _prepare(self, conversation: Conversation) -> None:
-        """Write summaries in advance, to be used when the hard mark is exceeded."""
+        """Writes summaries in advance, to be used when the hard mark is exceeded."""
         try:
             async with self._compaction.summary_slots:
                 work = await self._work(conversation, self._compaction.marks(conversation.model).hard)
@@ -223,7 +223,7 @@ class TurnFitter:
         return RequestSize(conversation, view, self._compaction.settings.least, most, marks)
 
     async def _cool(self, conversation: Conversation, why: str) -> None:
-        """Stop asking models for summaries for a while, across turns and restarts."""
+        """Stops asking models for summaries for a while, across turns and restarts."""
         self._compaction.counts["useless"] += 1
         log.warning("a summary was useless", session=self._taken.session.id, why=why)
         now = self._compaction.clock()
@@ -237,7 +237,7 @@ class TurnFitter:
     # -- before the next step --
 
     async def _shrink(self, conversation: Conversation, most: int) -> None:
-        """Summarise older messages and reduce the request to `most` tokens."""
+        """Summarises older messages and reduces the request to `most` tokens."""
         if conversation.prefix_tokens >= most:
             raise self._too_small(conversation)
         await self._await_prepared(conversation)
@@ -259,7 +259,7 @@ class TurnFitter:
             await self._compaction.on_summarised(self._taken.session)
 
     async def _await_prepared(self, conversation: Conversation) -> None:
-        """Wait for summaries that are already being written in the background, rather than write them twice."""
+        """Waits for summaries that are already being written in the background, rather than writing them twice."""
         task, conversation.summary_task = conversation.summary_task, None
         if task is None:
             return
@@ -269,7 +269,7 @@ class TurnFitter:
             task.cancel()
 
     async def _summarise(self, conversation: Conversation, work: RequestSize) -> str:
-        """Apply the prepared summaries, or write them now. If there are no summaries, returns the reason; otherwise
+        """Applies the prepared summaries, or writes them now. If there are no summaries, returns the reason; otherwise
         returns an empty string."""
         session, compaction = self._taken.session.id, self._compaction
         rows: list[SummaryRow] = await compaction.store.read(summaries.prepared, session)
@@ -301,8 +301,8 @@ class TurnFitter:
         return await self._compaction.summarizer.write(side_call, self._taken, work.view, model, work.marks, work.rate)
 
     async def _take(self, work: RequestSize, stage: ReductionStage) -> None:
-        """Apply a stage if it reduces the request by the configured share or, as a last resort, if it makes the request
-        fit."""
+        """Applies a stage if it reduces the request by the configured share or, as a last resort, if it makes the
+        request fit."""
         enough = stage.last_resort and work.smaller(stage.view) and work.would_fit(stage.view)
         if not enough and not work.saves(stage.view):
             return
@@ -311,7 +311,7 @@ class TurnFitter:
         self._compaction.counts["excerpts" if stage.cut is None else "cut"] += 1
 
     async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
-        """Replace media with descriptions: first all except those of the last message with media, then those as well.
+        """Replaces media with descriptions: first all except those of the last message with media, then those as well.
         With `documents`, only messages with documents count, and other media before the last of them are replaced
         too."""
         view = await self._compaction.view(self._taken)

@@ -53,8 +53,8 @@ GIVEN_SHARE = 0.7
 """The share of a model's window, less its answer, that one summary request may fill."""
 
 MOST_PIECES = 8
-"""The most pieces that one compaction summarises, each with a separate model call. Older messages are listed without a
-model."""
+"""The maximum number of pieces that one compaction summarises, each with a separate model call. Older messages are
+listed without a model."""
 
 REASONING_TOKENS = 4096
 """Additional tokens for the answer of a model that reasons before it writes."""
@@ -87,7 +87,7 @@ class Summarizer:
     async def write(
         self, side_call: SideCall, taken: TakenTurn, view: View, model: Model, marks: WindowMarks, rate: float
     ) -> list[SummaryRow]:
-        """Summarise all messages of the view except the newest ones. `rate` is the number of tokens per byte."""
+        """Summarises all messages of the view except the newest ones. `rate` is the number of tokens per byte."""
         span = view.rows[: tail_start(view.rows, int(marks.keep / rate), weigh)]
         if not span:
             raise NoSummary("all of its messages are recent")
@@ -109,7 +109,7 @@ class Summarizer:
 
 
 async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]], covered: int) -> list[SummaryRow]:
-    """Summarise messages. Each request contains as many of them as the model accepts."""
+    """Summarises messages. Each request contains as many of them as the model accepts."""
     pieces = chunks(span, writer.capacity, request_bytes_of)
     drafts: list[SummaryRow] = []
     first = covered + 1
@@ -128,8 +128,8 @@ async def _leaves(writer: "_SummaryWriter", span: Sequence[tuple[int, Message]],
 
 
 async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Condense summaries. Each request contains as many of them as the model accepts. If a request fails, the summaries
-    that its result would have replaced are kept."""
+    """Condenses summaries. Each request contains as many of them as the model accepts. If a request fails, the
+    summaries that its result would have replaced are kept."""
     drafts: list[SummaryRow] = []
     for group in summary_groups(rows, writer.capacity):
         try:
@@ -227,7 +227,7 @@ def _keep(
     calls: Sequence[tuple[str, Usage]],
     now: float,
 ) -> list[SummaryRow]:
-    """Store the drafts as prepared, unless the model's view has changed in the meantime."""
+    """Stores the drafts as prepared, unless the model's view has changed in the meantime."""
     _bill(db, taken, calls, now)
     session = taken.session.id
     shown = summaries.shown(db, session)
@@ -241,5 +241,5 @@ def _keep(
 
 
 def _draft(level: int, first: int, last: int, how: SummaryHow, model: str, text: str) -> SummaryRow:
-    """A summary that has no number yet."""
+    """Returns a summary that has no number yet."""
     return SummaryRow(0, level, first, last, None, "prepared", how, model, 0.0, text)

@@ -218,7 +218,9 @@ class Admin:
 
     async def page(self, request: Request) -> HttpResponse:
         self._credentials.check_host(request.headers)
-        return await self._pages.get(request.path.get("name", "index.html"), request.headers.get(b"if-none-match"))
+        name = request.path.get("name", "index.html")
+        known, encodings = request.headers.get(b"if-none-match"), request.headers.get(b"accept-encoding")
+        return await self._pages.get(name, known, encodings)
 
 
 def _agent_names(caller: Caller) -> str:

@@ -339,7 +339,7 @@ class ConversationsApi:
         return view
 
     async def turn(self, request: Request) -> HttpResponse:
-        return json_response(await self._service.outcome(request.path["id"], request.caller.principal))
+        return json_response(await self._service.fetch_outcome(request.path["id"], request.caller.principal))
 
     # -- commands and agents --
 

@@ -45,13 +45,13 @@ class EventStream:
         return self._open.total()
 
     def stop(self) -> None:
-        """End all streams because the gateway is stopping."""
+        """Ends all streams because the gateway is stopping."""
         self._stopping = True
         for end in self._ends:
             end.set()
 
     def end(self, keys: Collection[str]) -> None:
-        """End the streams of readers with these keys or sign-ins."""
+        """Ends the streams of readers with these keys or sign-ins."""
         for end, key in self._ends.items():
             if key in keys:
                 end.set()
@@ -77,7 +77,7 @@ class EventStream:
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[anyio.Event]:
-        """Count one more stream for the caller's principal, or raise `Busy`. The yielded event is set when the stream
+        """Counts one more stream for the caller's principal, or raises `Busy`. The yielded event is set when the stream
         must end."""
         who, most, each = caller.principal.id, self._limits.event_streams, self._limits.event_streams_each
         if self._open[who] >= each:

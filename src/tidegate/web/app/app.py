@@ -19,7 +19,6 @@ from tidegate.config import Config
 from tidegate.errors import NotFound, Refused, Stopping, TooManyConnections
 from tidegate.lifetimes import CacheStats, Descriptors, Holding
 from tidegate.log import Log
-from tidegate.models import Models
 from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
 from tidegate.status_report import SessionsStatus, StatusReport
@@ -193,13 +192,13 @@ class App:
             self._counters.count_chat(time.perf_counter() - began)
 
     async def background(self) -> None:
-        """Send keep-alives to idle streams and measure the event loop, until cancelled."""
+        """Sends keep-alives to idle streams and measures the event loop, until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.streams.run)
             group.start_soon(self._health.watch_loop)
 
     def stop(self) -> None:
-        """Refuse new requests and end the event streams. Running requests continue."""
+        """Refuses new requests and ends the event streams. Running requests continue."""
         self._stopping = True
         self._events.stop()
 
@@ -214,7 +213,9 @@ class App:
                 code="unknown_url",
             )
         if route is None:
-            raise NotFound(f"There is nothing at {scope['path'][:200]!r}; see /openapi.json.")
+            raise NotFound(
+                f"There is nothing at {scope['path'][:200]!r}. OpenAI's API is under /v1; see /openapi.json."
+            )
         scope[_ROUTE] = route.path
         if scope["method"] not in route.app.methods:
             raise _NoMethod(scope["method"], ", ".join(route.app.methods))
@@ -250,7 +251,7 @@ class App:
         await send_response(send, response)
 
     async def _cut_off(self, send: _RecordedSend, scope: dict[str, Any]) -> None:
-        """Respond to a request that is cancelled because the shutdown's deadline has passed."""
+        """Responds to a request that is cancelled because the shutdown's deadline has passed."""
         if send.done:
             return
         if send.status:
@@ -273,7 +274,6 @@ def create_app(
     commands: Commands,
     store: Store,
     config: Config,
-    models: Models,
     redactor: Redactor,
     health: Health,
     status: Status,
@@ -282,7 +282,7 @@ def create_app(
     descriptors: Descriptors | None = None,
     terminal: bytes = b"",
 ) -> App:
-    """Build the application. Nothing is opened or started. `gauges` returns additional metrics by name; `terminal` is
+    """Builds the application. Nothing is opened or started. `gauges` returns additional metrics by name; `terminal` is
     the digest of the key that the command line uses."""
 
     def agents(principal: Principal) -> tuple[str, ...]:

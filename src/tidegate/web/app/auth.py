@@ -58,8 +58,9 @@ class Caller(Frozen, frozen=True):
     """True if the key is the home folder's key, which the command line uses."""
 
     def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
-        """The channel of this caller's messages, derived from the credential. For a browser, it is the page. The home
-        folder's key counts as the terminal if a user is present; otherwise it is treated like any program's key."""
+        """Returns the channel of this caller's messages, derived from the credential. For a browser, it is the page.
+        The home folder's key counts as the terminal if a user is present; otherwise it is treated like any program's
+        key."""
         if self.via == "cookie":
             return "page"
         return "terminal" if self.is_terminal and attended else "http"
@@ -174,7 +175,7 @@ class Credentials:
         )
 
     async def _mark_used(self, token: bytes) -> None:
-        """Record that a key was used, for the operator's list of keys. If the write fails, the request still
+        """Records that a key was used, for the operator's list of keys. If the write fails, the request still
         succeeds."""
         try:
             await self._store.write(principals.mark_used, token, self._clock())
@@ -182,13 +183,13 @@ class Credentials:
             log.warning("the use of a key could not be recorded", error=error.message)
 
     def forget(self) -> None:
-        """Clear the cache, because a key or principal has changed."""
+        """Clears the cache, because a key or principal has changed."""
         self._changes += 1
         self._known.clear()
 
     @contextmanager
     def dropped_when_revoked(self, caller: Caller, drop: Callable[[], None]) -> Iterator[None]:
-        """Call `drop` if the caller's key or sign-in is revoked within the block."""
+        """Calls `drop` if the caller's key or sign-in is revoked within the block."""
         response = object()
         self._responses[response] = (caller.key, drop)
         try:
@@ -202,12 +203,12 @@ class Credentials:
     # -- signing in and out --
 
     def check_page(self, headers: Headers) -> None:
-        """Refuse a request that comes from a page of another origin or that names a foreign host."""
+        """Refuses a request that comes from a page of another origin or that names a foreign host."""
         self.check_host(headers)
         self.check_origin("POST", headers, needed=False)
 
     async def sign_in(self, code: str, browser: str, headers: Headers) -> SignIn:
-        """Exchange a one-time code for a sign-in. The code is used up, and the browser's previous sign-in is
+        """Exchanges a one-time code for a sign-in. The code is used up, and the browser's previous sign-in is
         replaced."""
         cookie, page_token = make_key(), make_page_token()
         previous = digest(_cookie(headers)), digest(headers.get(PAGE_TOKEN, b""))
@@ -229,7 +230,7 @@ class Credentials:
         return SignIn(self._set_cookie(headers, cookie, COOKIE_SECONDS), page_token)
 
     async def sign_out(self, caller: Caller, headers: Headers) -> bytes:
-        """End the caller's sign-in. Returns the Set-Cookie value that removes the cookie."""
+        """Ends the caller's sign-in. Returns the Set-Cookie value that removes the cookie."""
         await self._revoke("cookie", id=caller.key, by=caller.principal.id)
         return self._set_cookie(headers, "", 0)
 
@@ -258,13 +259,13 @@ class Credentials:
         return await self._store.read(listing, self._clock())
 
     async def sign_out_browser(self, caller: Caller, id: str) -> None:
-        """End one of the caller's sign-ins. The owner can end the sign-in of any user."""
+        """Ends one of the caller's sign-ins. The owner can end the sign-in of any user."""
         principal = None if caller.principal.is_owner else caller.principal.id
         if not await self._revoke("cookie", id=id, principal=principal, by=caller.principal.id):
             raise NotFound(f"There is no signed-in browser {id[:100]!r}.", code="browser_not_found")
 
     async def sign_out_everywhere(self, caller: Caller, *, everyone: bool) -> int:
-        """End all sign-ins of the caller, or everyone's. Returns the number of sign-ins that were ended."""
+        """Ends all sign-ins of the caller, or everyone's. Returns the number of sign-ins that were ended."""
         by = caller.principal.id
         return len(await self._revoke("cookie", principal=None if everyone else by, by=by))
 
@@ -299,7 +300,7 @@ class Credentials:
     async def add_key(
         self, by: Principal, name: str, label: str, agents: tuple[str, ...] | None, role: UserRole | None = None
     ) -> tuple[str, str, str]:
-        """Create a key for the principal of that name, which is created if it does not exist. Returns the key, its id
+        """Creates a key for the principal of that name, which is created if it does not exist. Returns the key, its id
         and the principal's id. Agents and role belong to the principal, not to the key. Values that differ from an
         existing principal's are refused."""
         token = make_key()
@@ -352,7 +353,7 @@ class Credentials:
     # -- hosts and origins --
 
     def check_host(self, headers: Headers) -> None:
-        """On loopback, refuse requests to foreign host names. A foreign name that resolves to this address belongs to
+        """On loopback, refuses requests to foreign host names. A foreign name that resolves to this address belongs to
         another site (DNS rebinding)."""
         if self._hosts is not None and _hostname(headers.get(b"host", b"")) not in self._hosts:
             raise NotAllowed(

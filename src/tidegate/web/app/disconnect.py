@@ -1,4 +1,4 @@
-"""Run work that stops when its client disconnects."""
+"""Runs work that stops when its client disconnects."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +11,8 @@ Receive = Callable[[], Awaitable[Any]]
 async def run_until_disconnect(
     receive: Receive, work: Callable[[], Awaitable[None]], *, stopping: anyio.Event | None = None
 ) -> bool:
-    """Do the work, or cancel it when the client disconnects or `stopping` is set. Returns True if it was cancelled."""
+    """Does the work, or cancels it when the client disconnects or `stopping` is set. Returns True if it was
+    cancelled."""
     cancelled = True
     failure: Exception | None = None
     async with anyio.create_task_group() as group:

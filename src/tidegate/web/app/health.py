@@ -51,11 +51,11 @@ class Health:
         self._lock = asyncio.Lock()
 
     def expect(self, name: str, interval: float) -> None:
-        """Expect this timer to beat from now on."""
+        """Expects this timer to beat from now on."""
         self._beats[name] = _Beat(interval, self._clock())
 
     def add(self, name: str, check: Callable[[], Check]) -> None:
-        """Add a check that must pass from now on."""
+        """Adds a check that must pass from now on."""
         self._checks[name] = check
 
     def beat(self, name: str) -> None:
@@ -64,12 +64,12 @@ class Health:
             known.last = self._clock()
 
     def watch(self, name: str, complaint: Callable[[], str | None]) -> None:
-        """Add a check that passes while `complaint` returns None. Otherwise `complaint` returns a description of the
+        """Adds a check that passes while `complaint` returns None. Otherwise `complaint` returns a description of the
         problem."""
         self._checks[name] = lambda: _check_watch(complaint())
 
     async def watch_loop(self) -> None:
-        """Measure how late the event loop is, until cancelled."""
+        """Measures how late the event loop is, until cancelled."""
         while True:
             began = self._ticked = self._clock()
             await anyio.sleep(LAG_EVERY)

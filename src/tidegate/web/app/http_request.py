@@ -45,6 +45,7 @@ Decoding millions of empty lists would block all other requests for seconds."""
 
 _KNOWN = frozenset(
     {
+        b"accept-encoding",
         b"authorization",
         b"content-length",
         b"content-type",
@@ -165,7 +166,7 @@ class RequestBodies:
         self.held = 0
 
     async def read(self, length: bytes | None, receive: Receive, most: int | None = None) -> bytes:
-        """Read a complete body. The caller must `release` it once it is decoded. `length` is the value of
+        """Reads a complete body. The caller must `release` it once it is decoded. `length` is the value of
         Content-Length; `most` is a limit for this body that is lower than the general one."""
         limit = self._limit if most is None else min(most, self._limit)
         if length is not None and length.isdigit() and int(length[:20]) > limit:
@@ -187,7 +188,7 @@ class RequestBodies:
             raise _Slow(f"The body did not arrive within {self.seconds:g} s; send it again.") from None
 
     def release(self, size: int) -> None:
-        """Stop counting a body of this size, because it is no longer in memory or is counted elsewhere."""
+        """Stops counting a body of this size, because it is no longer in memory or is counted elsewhere."""
         if size > SMALL_BODY:
             self.held -= size
 
@@ -265,7 +266,7 @@ def _is_crowded(body: bytes) -> bool:
 
 
 def refuse_duplicates(body: bytes) -> None:
-    """Refuse an object that repeats a name, since the intended value is unknown."""
+    """Refuses an object that repeats a name, since the intended value is unknown."""
 
     def once(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()

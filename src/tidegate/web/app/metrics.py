@@ -45,7 +45,7 @@ class Metrics:
             collect = staticmethod(self.read)
 
             def describe(self) -> "Iterator[Metric]":
-                """Describe nothing. Prometheus would otherwise collect the metrics to describe them, before the
+                """Describes nothing. Prometheus would otherwise collect the metrics to describe them, before the
                 packages are open."""
                 return iter(())
 
@@ -246,7 +246,7 @@ class Metrics:
         yield limits
 
     def _held_metrics(self) -> "Iterator[Metric]":
-        count = _gauge("tidegate_held", "Things held, by kind.", labels=("kind",))
+        count = _gauge("tidegate_held", "Resources held, by kind.", labels=("kind",))
         size = _gauge("tidegate_held_bytes", "Bytes held, by kind.", labels=("kind",))
         fds = _gauge("tidegate_held_descriptors", "File descriptors held, by kind.", labels=("kind",))
         children = _gauge("tidegate_held_children", "Child processes held, by kind.", labels=("kind",))

@@ -2,9 +2,11 @@
 
 Only files of the folder that is part of the program are served, each with its content type, an ETag and security
 headers that exclude foreign scripts, frames and origins. All other names get 404, in any spelling or encoding. Files
-are read in a thread and kept in a bounded cache.
+are read and compressed in a thread. They are kept in a bounded cache in the form that was asked for, so browsers, which
+ask for gzip, make it hold only compressed text.
 """
 
+import gzip
 import hashlib
 from pathlib import Path
 
@@ -27,6 +29,9 @@ _TYPES = {
     ".woff2": b"font/woff2",
 }
 FOLDER = Path(__file__).parents[1] / "static"
+COMPRESSED = {".html", ".js", ".mjs", ".css", ".svg", ".json", ".txt"}
+COMPRESSED_FROM = 512
+"""Bytes of a file. Smaller ones fit into one packet anyway."""
 KEPT_FILES = 64
 KEPT_BYTES = 2 * 1024 * 1024
 KEPT_SECONDS = 2.0
@@ -50,7 +55,7 @@ SECURITY_HEADERS = [
 class PageFiles:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
-        self._kept: BoundedCache[str, HttpResponse] = BoundedCache(
+        self._kept: BoundedCache[tuple[str, bool], HttpResponse] = BoundedCache(
             "pages",
             cap=KEPT_FILES,
             ttl=KEPT_SECONDS,
@@ -58,33 +63,49 @@ class PageFiles:
             weigh=lambda response: len(response.body),
         )
 
-    async def get(self, name: str, known: bytes | None) -> HttpResponse:
-        """Returns the file, or 304 for a client whose ETag is current."""
-        response = await self._kept.get_or_make(name, lambda: anyio.to_thread.run_sync(self._read, name))
+    async def get(self, name: str, known: bytes | None, encodings: bytes | None = None) -> HttpResponse:
+        """Returns the file, compressed if the client accepts gzip, or 304 for a client whose ETag is current."""
+        compress = _accepts_gzip(encodings or b"")
+        response = await self._kept.get_or_make(
+            (name, compress), lambda: anyio.to_thread.run_sync(self._read, name, compress)
+        )
         tag = next(value for key, value in response.headers if key == b"etag")
         if known is not None and tag in (piece.strip() for piece in known.split(b",")):
-            return HttpResponse(304, [(b"etag", tag), (b"cache-control", b"no-cache")], b"")
+            kept = [(key, value) for key, value in response.headers if key in (b"etag", b"cache-control", b"vary")]
+            return HttpResponse(304, kept, b"")
         return response
 
     def stats(self) -> CacheStats:
         return self._kept.stats()
 
-    def _read(self, name: str) -> HttpResponse:
+    def _read(self, name: str, compress: bool) -> HttpResponse:
         """Reads a file by name. Names are compared with the files of the folder and never joined to a path."""
         for path in self._folder.rglob("*"):
             if path.relative_to(self._folder).as_posix() == name and path.is_file() and not path.is_symlink():
                 kind = _TYPES.get(path.suffix)
                 if kind is not None:
-                    return _response(path.read_bytes(), kind)
+                    return _response(path.read_bytes(), kind, compress and path.suffix in COMPRESSED)
         raise NotFound("There is no such page.")
 
 
-def _response(body: bytes, kind: bytes) -> HttpResponse:
-    tag = b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode()
+def _accepts_gzip(encodings: bytes) -> bool:
+    codings = [piece.replace(b" ", b"").lower() for piece in encodings.split(b",")]
+    return b"gzip" in codings or any(coding.startswith(b"gzip;q=") and coding[7:].strip(b"0.") for coding in codings)
+
+
+def _response(body: bytes, kind: bytes, compress: bool) -> HttpResponse:
+    tag = hashlib.sha256(body).hexdigest()[:32].encode()
+    encoding = []
+    if compress and len(body) >= COMPRESSED_FROM:
+        body = gzip.compress(body, mtime=0)
+        tag += b"-gzip"
+        encoding = [(b"content-encoding", b"gzip")]
     headers = [
         (b"content-type", kind),
+        *encoding,
         (b"content-length", str(len(body)).encode()),
-        (b"etag", tag),
+        (b"etag", b'"%b"' % tag),
+        (b"vary", b"accept-encoding"),
         (b"cache-control", b"no-cache"),
         *SECURITY_HEADERS,
     ]

@@ -43,7 +43,7 @@ class OpenStreams:
             await self.send_keep_alives()
 
     async def send_keep_alives(self) -> None:
-        """Send a comment to each stream that is idle now."""
+        """Sends a comment to each stream that is idle now."""
         now = self.clock()
         for stream in [stream for stream in self.open if now - stream.last_write >= self._idle_seconds]:
             await stream.keep_alive()
@@ -77,12 +77,12 @@ class Stream:
         self._streams.open.discard(self)
 
     async def write(self, data: bytes) -> None:
-        """Send complete events."""
+        """Sends complete events."""
         async with self._lock:
             await self._send_body(data, more=True)
 
     async def finish(self, data: bytes = b"") -> None:
-        """Send the last events and end the response."""
+        """Sends the last events and ends the response."""
         self._streams.open.discard(self)
         async with self._lock:
             await self._send_body(data, more=False)

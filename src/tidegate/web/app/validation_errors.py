@@ -79,6 +79,8 @@ def _predicate(text: str, kind: Any, path: str, texts_only: bool) -> str:
 def _either(kinds: list[str]) -> str:
     words: list[str] = []
     for kind in kinds:
+        if kind == "int" and "float" in kinds:
+            continue
         words += ("true", "false") if kind == "bool" else (_KINDS.get(kind, kind),)
     return _listed(words)
 
@@ -116,6 +118,8 @@ def _unfolded(kinds: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
 
 def _within(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
     if isinstance(kind, inspect.StructType):
+        if kind.tag_field == name:
+            yield inspect.LiteralType((kind.tag,))
         yield from (field.type for field in kind.fields if field.encode_name == name)
     elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
         yield kind.item_type

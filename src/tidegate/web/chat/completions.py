@@ -37,16 +37,8 @@ from tidegate.web.app.http_request import (
 from tidegate.web.app.http_response import ErrorResponses, HttpResponse, json_response, send_response
 from tidegate.web.app.sse import OpenStreams, Stream
 from tidegate.web.chat.chat_stream import ChatStream
-from tidegate.web.chat.request import (
-    ChatRequest,
-    field_aliases,
-    has_tools,
-    is_present,
-    parse_call,
-    parse_conversation,
-    parse_extras,
-    parse_new_messages,
-)
+from tidegate.web.chat.messages import parse_conversation, parse_new_messages
+from tidegate.web.chat.request import ChatRequest, field_aliases, has_tools, is_present, parse_call, parse_extras
 from tidegate.web.chat.response import Chunks, Completion, completion
 
 IDEMPOTENCY_SECONDS = 86400.0
@@ -351,7 +343,7 @@ def _turn_headers(request: AcceptedRequest) -> list[tuple[bytes, bytes]]:
 
 
 def _is_plain(body: bytes, request: ChatRequest) -> bool:
-    """True if the body contains only the model, messages with a role and a text, and perhaps `stream`. In that case it
+    """True if the body contains only the model, messages with a role and text, and perhaps `stream`. In that case it
     has exactly as many strings as those fields need, so no name is repeated. Any other body is decoded again to
     check."""
     if b"\\" in body:

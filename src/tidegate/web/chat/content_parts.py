@@ -29,7 +29,7 @@ class InputAudio(msgspec.Struct):
 
 class ImageUrl(msgspec.Struct):
     url: str
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class File(msgspec.Struct):

@@ -1,22 +1,21 @@
-"""OpenAI's chat request: its fields, its messages, and their conversion to the gateway's values.
+"""OpenAI's chat request: its fields, and their conversion to the parameters of a call.
 
 Every supported field is validated, and an error names the path of the invalid one. Unsupported fields that would change
-the answer are refused; unknown fields are ignored. Messages are accepted in every form that OpenAI accepts. In the
-resulting conversation, every tool result has its call and every call its result.
+the answer are refused; unknown fields are ignored. The messages are parsed in `messages.py`.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
 
-from tidegate.errors import Refused, TooLarge
-from tidegate.values import Attachment, Call, CallerTools, Frozen, Message, ToolCall, ToolDefinition
+from tidegate.errors import Refused
+from tidegate.values import Call, CallerTools, ToolDefinition
 from tidegate.web.app.http_request import refuse
-from tidegate.web.chat.content_parts import MEDIA_PARTS, ContentPart, attachment_of, text_of_file
+from tidegate.web.chat.messages import ChatMessage, Label
 
 REASONING = {
     "none": "off",
@@ -25,7 +24,7 @@ REASONING = {
     "low": "low",
     "medium": "medium",
     "high": "high",
-    "xhigh": "max",
+    "xhigh": "xhigh",
     "max": "max",
 }
 MAX_STOPS = 4
@@ -36,71 +35,65 @@ MAX_BIASES = 1024
 """Limits that OpenAI documents for these fields."""
 
 EXTRAS: dict[str, Any] = {
+    "allowed_token_ids": list[int],
+    "bad_words": list[str],
     "cache_prompt": bool,
     "chat_template_kwargs": dict[str, Any],
+    "dry_multiplier": float,
     "enable_thinking": bool,
+    "grammar": str,
     "guided_choice": list[Any],
     "guided_grammar": str,
     "guided_json": dict[str, Any] | str,
     "guided_regex": str,
+    "ignore_eos": bool,
+    "include_reasoning": bool,
+    "include_stop_str_in_output": bool,
+    "json_schema": dict[str, Any],
     "keep_alive": float | str,
+    "length_penalty": float,
     "min_p": float,
     "min_tokens": int,
     "mirostat": int,
     "mirostat_eta": float,
     "mirostat_tau": float,
+    "models": list[str],
     "num_ctx": int,
     "prediction": dict[str, Any],
+    "prompt_cache_options": dict[str, Any],
     "prompt_cache_retention": str,
     "provider": dict[str, Any] | str,
+    "random_seed": int,
+    "reasoning": dict[str, Any],
+    "repeat_last_n": int,
+    "repeat_penalty": float,
     "repetition_penalty": float,
+    "safe_prompt": bool,
     "safety_identifier": str,
+    "skip_special_tokens": bool,
+    "stop_token_ids": list[int],
+    "structured_outputs": dict[str, Any],
+    "thinking": dict[str, Any],
     "top_a": float,
     "top_k": int,
     "transforms": list[Any],
     "typical_p": float,
+    "xtc_probability": float,
+    "xtc_threshold": float,
 }
 """Fields that only some providers of OpenAI's API support, with their types. They are forwarded to providers that may
 support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
-
-SYSTEM_ALONE = "The caller sent a system message and nothing else."
-"""Replaces the missing user message in a request to a named session that has only a system message. The system message
-itself becomes part of the session's prompt."""
-
-MOST_MEDIA = 50
-"""The maximum number of pictures, audio files and documents in a request. Most of them are examined in a separate
-process each."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Tokens = Annotated[int, Meta(ge=-1, le=100_000_000)]
 """A limit in tokens. Some clients send -1 for no limit."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Label = Annotated[str, Meta(max_length=512)]
+Bias = Annotated[int, Meta(ge=-100, le=100)] | Annotated[float, Meta(ge=-100, le=100)]
+"""Whole numbers stay whole, because some servers accept no others."""
 
 _ABSENT = re.compile(rb"null|\[\s*\]")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-
-
-class FunctionCall(msgspec.Struct):
-    name: Annotated[str, Meta(min_length=1, max_length=256)]
-    arguments: str
-
-
-class ToolCallIn(msgspec.Struct):
-    id: Annotated[str, Meta(min_length=1, max_length=256)]
-    function: FunctionCall
-    type: Literal["function"] = "function"
-
-
-class ChatMessage(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
-    name: Label | None = None
-    tool_calls: list[ToolCallIn] | None = None
-    tool_call_id: str | None = None
-    function_call: FunctionCall | None = None
-    refusal: str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -126,7 +119,7 @@ class ChatRequest(msgspec.Struct):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Meta(max_length=32)], Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Annotated[str, Meta(max_length=32)], Bias] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     parallel_tool_calls: bool | None = None
@@ -134,6 +127,7 @@ class ChatRequest(msgspec.Struct):
     verbosity: Literal["low", "medium", "high"] | None = None
     prompt_cache_key: Label | None = None
     modalities: list[str] | None = None
+    moderation: Raw = msgspec.field(default_factory=Raw)
     audio: Raw = msgspec.field(default_factory=Raw)
     web_search_options: Raw = msgspec.field(default_factory=Raw)
     tools: Raw = msgspec.field(default_factory=Raw)
@@ -191,6 +185,8 @@ def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
             "Agents search the web with their own tools; leave out `web_search_options`.",
             param="web_search_options",
         )
+    if is_present(request.moderation):
+        raise Refused("Answers have no moderation results; leave out `moderation`.", param="moderation")
     if request.top_logprobs and not request.logprobs:
         raise Refused("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     tools = caller_tools(request, mode)
@@ -256,7 +252,7 @@ def _most_tokens(request: ChatRequest) -> int | None:
     return None
 
 
-def _biases(biases: dict[str, float] | None) -> dict[str, float] | None:
+def _biases(biases: dict[str, int | float] | None) -> dict[str, int | float] | None:
     if biases is not None and len(biases) > MAX_BIASES:
         raise Refused(f"`logit_bias` has {len(biases)} entries; the limit is {MAX_BIASES}.", param="logit_bias")
     return biases or None
@@ -314,7 +310,9 @@ def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
         return None
     definitions = tuple(_definition(function, param) for function in functions)
     only = mode == "only"
-    digest = hashlib.blake2b(msgspec.json.encode(definitions), digest_size=16, person=b"only" if only else b"merge")
+    # Clients that collect their tools in a set send the same ones in any order.
+    unordered = msgspec.json.encode(sorted(definitions, key=lambda definition: definition.name))
+    digest = hashlib.blake2b(unordered, digest_size=16, person=b"only" if only else b"merge")
     return CallerTools(digest=digest.digest(), definitions=definitions, only=only)
 
 
@@ -359,13 +357,21 @@ class _ChosenFunction(msgspec.Struct):
     name: str
 
 
-class _Choice(msgspec.Struct):
-    type: Literal["function"]
+class _Choice(msgspec.Struct, tag_field="type", tag="function"):
     function: _ChosenFunction
 
 
+class _Allowed(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[_Choice], Meta(min_length=1)]
+
+
+class _AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: _Allowed
+
+
 def _tool_choice(raw: Raw) -> bytes:
-    _checked("tool_choice", raw, Literal["none", "auto", "required"] | _Choice)
+    _checked("tool_choice", raw, Literal["none", "auto", "required"] | _Choice | _AllowedTools)
     return bytes(raw)
 
 
@@ -390,216 +396,3 @@ def _response_format(request: ChatRequest) -> bytes:
     if response_format.type == "json_schema" and response_format.json_schema is None:
         raise Refused("`response_format.json_schema` is missing.", param="response_format.json_schema")
     return bytes(request.response_format)
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
-class ParsedMessages(Frozen, frozen=True):
-    """The result of parsing a request's messages: the messages to add, the extra prompt, and the attachments."""
-
-    messages: tuple[Message, ...]
-    extra_prompt: str | None
-    attachments: tuple[Attachment, ...] = ()
-
-
-def parse_new_messages(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
-    """Parses a request to a named session. The gateway already has the history, so only messages after the last
-    assistant message are new. Results of the caller's tools come first; all user messages are joined into one."""
-    last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
-    prompts: list[str] = []
-    results: list[Message] = []
-    user_indexes: list[int] = []
-    attachments: list[Attachment] = []
-    for index, message in enumerate(messages):
-        if message.role in ("system", "developer"):
-            prompts.append(_text(message, index))
-        elif index > last and message.role == "user":
-            user_indexes.append(index)
-        elif index > last:
-            where = f"messages[{index}]"
-            if user_indexes:
-                raise Refused(
-                    f"`{where}` is a tool result after a user message; send the results first.", param=f"{where}.role"
-                )
-            id, name = message.tool_call_id or "", message.name or ""
-            missing = "tool_call_id" if message.role == "tool" else "name"
-            if not id and (message.role == "tool" or not name):
-                raise Refused(f"`{where}.{missing}` is missing.", param=f"{where}.{missing}")
-            text, more = _content(message, index, len(results), limit)
-            results.append(Message(role="tool", text=text, call_id=id, name="" if id else name))
-            attachments += more
-    texts: list[str] = []
-    for index in user_indexes:
-        text, more = _user_content(messages[index], index, len(results), limit)
-        texts.append(text)
-        attachments += more
-    if last == len(messages) - 1:
-        raise Refused(
-            f"`messages[{last}]` is an assistant message. The answers of a named session cannot be continued; send a "
-            "user message, or leave out X-Session-Id.",
-            param=f"messages[{last}].role",
-        )
-    found = results
-    if not texts and not results:
-        found = [Message(role="user", aside=SYSTEM_ALONE)]
-    elif texts:
-        text = "\n\n".join(filter(str.strip, texts))
-        _bound(text, len(messages) - 1, limit)
-        names = {messages[index].name or "" for index in user_indexes}
-        found = [*results, Message(role="user", text=text, name=names.pop() if len(names) == 1 else "")]
-    return _parsed(tuple(found), "\n\n".join(filter(None, prompts)), attachments)
-
-
-def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
-    """Parses a request to an ephemeral session, which contains the complete conversation."""
-    prompts: list[str] = []
-    attachments: list[Attachment] = []
-    found: list[Message] = []
-    open_calls: dict[str, str] = {}
-    used_ids: set[str] = set()
-    for index, message in enumerate(messages):
-        if message.role in ("tool", "function"):
-            text, more = _content(message, index, len(found), limit)
-            found.append(Message(role="tool", text=text, call_id=_call_id(message, index, open_calls)))
-            attachments += more
-            continue
-        if open_calls:
-            raise _unanswered(index, open_calls)
-        if message.role in ("system", "developer"):
-            text = _text(message, index)
-            if not text.strip():
-                continue
-            if found:
-                found.append(Message(role="system", text=text, name=message.name or ""))
-            else:
-                prompts.append(text)
-        elif message.role == "user":
-            text, more = _user_content(message, index, len(found), limit)
-            found.append(Message(role="user", text=text, name=message.name or ""))
-            attachments += more
-        else:
-            by_id = index + 1 < len(messages) and messages[index + 1].role == "tool"
-            found.append(_assistant(message, index, open_calls, used_ids, results_by_id=by_id))
-    if open_calls:
-        raise _unanswered(len(messages), open_calls)
-    if not found:  # a request with only a system message is answered to that message
-        found.append(Message(role="system", text=prompts.pop()) if prompts else Message(role="user"))
-    return _parsed(tuple(found), "\n\n".join(prompts), attachments)
-
-
-def _parsed(messages: tuple[Message, ...], prompt: str, attachments: list[Attachment]) -> ParsedMessages:
-    if len(attachments) > MOST_MEDIA:
-        raise TooLarge(
-            f"`messages` contain {len(attachments)} pictures, sounds and documents; the limit is {MOST_MEDIA}.",
-            limit="pictures, sounds and documents of a request",
-            value=MOST_MEDIA,
-            param="messages",
-        )
-    return ParsedMessages(messages=messages, extra_prompt=prompt or None, attachments=tuple(attachments))
-
-
-def _assistant(
-    message: ChatMessage, index: int, open_calls: dict[str, str], used_ids: set[str], *, results_by_id: bool
-) -> Message:
-    """Parses an assistant message. OpenAI allows a call id to be reused in a later message. Other providers do not, so
-    a repeated id gets a suffix, and `open_calls` maps each original id to its replacement. A message with both
-    `tool_calls` and the older `function_call` has the call twice. The results that follow decide which of the two
-    fields is used."""
-    text = _text(message, index) or message.refusal or ""
-    old = message.function_call
-    listed = message.tool_calls if old is None or results_by_id else None
-    calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in listed or ()]
-    if old is not None and not calls:
-        calls.append(ToolCall(id=f"call_{index}", name=old.name, arguments=old.arguments))
-    if len({call.id for call in calls}) != len(calls):
-        raise Refused(f"`messages[{index}].tool_calls` repeats an id.", param=f"messages[{index}].tool_calls")
-    renamed: list[ToolCall] = []
-    for call in calls:
-        id = call.id
-        while id in used_ids:
-            id = f"{id}_{index}"
-        used_ids.add(id)
-        open_calls[call.id] = id
-        renamed.append(msgspec.structs.replace(call, id=id))
-    finish = "tool_calls" if calls else "stop"
-    return Message(role="assistant", text=text, calls=tuple(renamed), name=message.name or "", finish=finish)
-
-
-def _call_id(message: ChatMessage, index: int, open_calls: dict[str, str]) -> str:
-    """Returns the id of the call that a tool result belongs to, as used in the resulting conversation."""
-    call_id = message.tool_call_id
-    if message.role == "function" and call_id is None and open_calls:
-        call_id = next(iter(open_calls))
-    if call_id is None or call_id not in open_calls:
-        raise Refused(
-            f"`messages[{index}].tool_call_id` does not match a tool call of the assistant message before it.",
-            param=f"messages[{index}].tool_call_id",
-        )
-    return open_calls.pop(call_id)
-
-
-def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
-    return Refused(
-        f"The tool call {next(iter(open_calls))[:100]!r} before `messages[{index}]` has no result.",
-        param=f"messages[{index - 1}]",
-    )
-
-
-def _user_content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
-    """Returns the text and attachments of a user message. `number` is the position of the message among the parsed
-    ones."""
-    if message.content is None:
-        raise Refused(f"`messages[{index}].content` is missing.", param=f"messages[{index}].content")
-    return _content(message, index, number, limit)
-
-
-def _content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
-    """Returns the text and attachments of a user message or a tool result."""
-    attachments: list[Attachment] = []
-    for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.type in MEDIA_PARTS and (media := attachment_of(part, f"messages[{index}].content[{place}]", number)):
-            attachments.append(media)
-    text = _text(message, index)
-    _bound(text, index, limit)
-    return text, attachments
-
-
-def _text(message: ChatMessage, index: int) -> str:
-    content = message.content
-    if content is None or isinstance(content, str):
-        return content or ""
-    pieces: list[str] = []
-    media = MEDIA_PARTS if message.role in ("user", "tool") else ()
-    for place, part in enumerate(content):
-        if part.type == "refusal" and message.role == "assistant":
-            pieces.append(part.refusal or "")
-        elif part.type == "file" and part.type in media:
-            text = text_of_file(part, f"messages[{index}].content[{place}]")
-            pieces.append(f"\n{text}" if text and pieces else text)
-        elif part.type in media:
-            continue
-        elif part.type != "text":
-            where = f"messages[{index}].content[{place}]"
-            known = "', '".join(("text", *media))
-            raise Refused(
-                f"`{where}` is of type {part.type[:100]!r}; only parts of type '{known}' are supported here.",
-                param=f"{where}.type",
-            )
-        elif part.text is None:
-            where = f"messages[{index}].content[{place}].text"
-            raise Refused(f"`{where}` is missing.", param=where)
-        else:
-            pieces.append(part.text)
-    return "".join(pieces)
-
-
-def _bound(text: str, index: int, limit: int) -> None:
-    """Refuse a text of more than `limit` bytes. Everywhere in this module, `limit` is limits.message_bytes."""
-    if len(text) * 4 > limit and len(text.encode()) > limit:
-        raise TooLarge(
-            f"`messages[{index}].content` is larger than limits.message_bytes ({limit} bytes).",
-            limit="limits.message_bytes",
-            value=limit,
-            param=f"messages[{index}].content",
-        )

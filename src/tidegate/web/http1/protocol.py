@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tidegate.web.app.http_response import ErrorAnswer, ErrorBody, request_id
-from tidegate.web.http1.transport import BufferedTransport, HalfCloseWatch
+from tidegate.web.http1.transport import LINGER_SECONDS, BufferedTransport, HalfCloseWatch
 
 HEADER_BYTES = 64 * 1024
 """The maximum size of the request line and headers together, in bytes. Only a browser's cookies for localhost can make
@@ -57,6 +57,8 @@ class HttpTimes(NamedTuple):
     """If a client reads nothing for this long, it is treated as disconnected."""
     idle: float = 1.0
     """A connection is not closed in favour of another if it was opened or used within this time."""
+    linger: float = LINGER_SECONDS
+    """A connection whose response was sent before its request had arrived is closed after this time."""
 
 
 StartTask = Callable[[Any, Any], "asyncio.Task[None]"]
@@ -109,7 +111,7 @@ class HttpConnection(HttpToolsProtocol):
         # asyncio sets this only on sockets whose protocol number is IPPROTO_TCP. Without it, the second small piece of
         # a stream waits for the acknowledgement of the first, which clients delay by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffered = BufferedTransport(transport, self.loop)
+        self._buffered = BufferedTransport(transport, self.loop, linger=self._times.linger)
         super().connection_made(self._buffered)
         seconds = EXTRA_HEAD_SECONDS if self.extra else self._times.head
         self._head_timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
@@ -125,7 +127,7 @@ class HttpConnection(HttpToolsProtocol):
         self._lost(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Handle the end of the peer's sending side. The connection stays open while a complete request waits for its
+        """Handles the end of the peer's sending side. The connection stays open while a complete request waits for its
         response."""
         cycle = self.cycle
         if self.is_idle or self._buffered.unread or self.scheme == "https":
@@ -203,7 +205,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """Refuse requests that the parser accepts but RFC 9112 forbids."""
+        """Refuses requests that the parser accepts but RFC 9112 forbids."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             self._refuse(400, "This version of HTTP is not supported; use HTTP/1.1.", "invalid_http")
@@ -297,7 +299,7 @@ class Http10Response:
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Rename the Upgrade header of a request, since no other protocol is offered here. Otherwise the parser would
+    """Renames the Upgrade header of a request, since no other protocol is offered here. Otherwise the parser would
     switch protocols and read no body. Clients that offer h2c with an ordinary POST are common."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

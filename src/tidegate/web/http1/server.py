@@ -81,7 +81,7 @@ class Server:
         return len(self._state.tasks)
 
     async def start(self, scope: Scope) -> None:
-        """Serve requests until the scope closes."""
+        """Serves requests until the scope closes."""
         self._uvicorn = UvicornConfig(
             self._app,
             http="httptools",
@@ -121,7 +121,7 @@ class Server:
         return "reserve" if self._extra < EXTRA_CONNECTIONS else "none"
 
     def _shed(self) -> bool:
-        """Close the connections that have been idle longest. Returns True if any were closed."""
+        """Closes the connections that have been idle longest. Returns True if any were closed."""
         before = asyncio.get_running_loop().time() - self.times.idle
         idle = [
             each
@@ -171,7 +171,7 @@ class Server:
             self._listener.resume()
 
     def check(self) -> Check:
-        """Check for `/readyz` whether this server accepts connections."""
+        """Checks for `/readyz` whether this server accepts connections."""
         recent = time.monotonic() - RECENT_SECONDS
         open, limit = self._descriptors.open, self._descriptors.limit
         failed = self._listener is not None and (self._listener.failed_at or 0) > recent
@@ -198,7 +198,7 @@ class Server:
         return self._scope.start(cycle.run_asgi, app, name="request", at_close="finish")
 
     async def _keep_date(self) -> None:
-        """Update the Date header every second. When the scope closes, it cancels this task first, which starts the
+        """Updates the Date header every second. When the scope closes, it cancels this task first, which starts the
         shutdown."""
         try:
             while True:
@@ -208,7 +208,7 @@ class Server:
             self.stop_intake()
 
     def stop_intake(self) -> None:
-        """Accept no new connection and no new request. Running requests continue. Idempotent."""
+        """Accepts no new connection and no new request. Running requests continue. Idempotent."""
         if self._listener is not None:
             self._listener.close()
         self._app.stop()
@@ -216,7 +216,7 @@ class Server:
             connection.shutdown()
 
     async def _drop(self) -> None:
-        """Drop the connections that are still open when every request has ended or the deadline has passed."""
+        """Drops the connections that are still open when every request has ended or the deadline has passed."""
         for connection in list(self._state.connections):
             connection.transport.abort()
         if self._listener is not None:
@@ -224,7 +224,7 @@ class Server:
         await asyncio.sleep(0)  # an aborted transport notifies its connection in the next iteration of the event loop
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
-        """Measure clients' connections and the bytes that wait to be sent."""
+        """Measures clients' connections and the bytes that wait to be sent."""
         count = len(self._state.connections)
         waiting = sum(each.transport.get_write_buffer_size() for each in self._state.connections)
         yield "process", Holding(count, count * CONNECTION_BYTES + waiting, fds=count)

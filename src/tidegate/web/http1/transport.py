@@ -33,10 +33,13 @@ LONGEST_PROBE_SECONDS = 1.0
 
 
 class BufferedTransport(asyncio.Transport):
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, linger: float = LINGER_SECONDS
+    ) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
+        self._linger = linger
         self._buffer: list[bytes] = []
         self._sent_ahead = b""
         self.unread = False
@@ -70,10 +73,10 @@ class BufferedTransport(asyncio.Transport):
         self.write = _discard  # type: ignore[method-assign]
         receiver = self._transport.get_protocol()
         assert isinstance(receiver, asyncio.Protocol)
-        LingeringClose(receiver, self._transport, self._loop).start()
+        LingeringClose(receiver, self._transport, self._loop).start(self._linger)
 
     def send_ahead(self, data: bytes) -> None:
-        """Send the first bytes of the next write immediately."""
+        """Sends the first bytes of the next write immediately."""
         self.flush()
         self._transport.write(data)
         self._sent_ahead = data
@@ -92,15 +95,15 @@ def _always_closing() -> bool:
 
 
 def _discard(data: Any) -> None:
-    """Discard data that is written after the connection was closed."""
+    """Discards data that is written after the connection was closed."""
 
 
 class LingeringClose(asyncio.Protocol):
     """Closes a connection whose response was sent before its request had arrived completely.
 
     Reads and discards what the peer still sends until the peer hangs up, so that no TCP reset overtakes the response.
-    Gives up after `LINGER_BYTES` or `LINGER_SECONDS`. It replaces the connection as the transport's protocol and
-    reports the connection's loss to it. Call `start` once.
+    Gives up after `LINGER_BYTES`, or after the seconds passed to `start`, which is called once. It replaces the
+    connection as the transport's protocol and reports the connection's loss to it.
     """
 
     def __init__(
@@ -114,9 +117,9 @@ class LingeringClose(asyncio.Protocol):
         self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
         self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
 
-    def start(self) -> None:
+    def start(self, seconds: float) -> None:
         self._transport.set_protocol(self)
-        self._timer = self._loop.call_later(LINGER_SECONDS, self._transport.close)
+        self._timer = self._loop.call_later(seconds, self._transport.close)
         if self._transport.can_write_eof():  # not over TLS: there the response's own length marks its end
             self._transport.write_eof()
         self._transport.resume_reading()
@@ -146,7 +149,7 @@ class HalfCloseWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, *, response_started: bool, chunked: bool) -> None:
-        """Start the watch. If `chunked` is true, the head is already written and chunks follow."""
+        """Starts the watch. If `chunked` is true, the head is already written and chunks follow."""
         if not response_started:
             self._transport.send_ahead(HEAD_START)
         elif chunked:

@@ -2,14 +2,13 @@
 // only when it changes. Very long texts are shown in part until the user expands them. The scroll position is kept; a
 // user at the end stays at the end when text is added.
 
-import { Markdown } from "./markdown.js";
+import { AnswerText, GrowingAnswerText } from "./answer_text.js";
 import { MediaOf } from "./media.js";
 import { Question } from "./questions.js";
 import { acknowledgement, stateOf } from "./record.js";
 import { html, memo, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const LONGEST_DRAWN = 60_000; // characters of one text; a button shows the rest
-const DRAFT_TAIL = 30_000; // characters shown of a growing answer that is longer than that
 const NEAR_END = 48; // pixels from the end that still count as "at the end"
 const LONGEST_ANNOUNCED = 2_000; // characters read aloud of an answer
 
@@ -23,7 +22,7 @@ function Long({ text, draw }) {
     <button type="button" class="quiet more" onClick=${() => setWhole(true)}>Show ${hidden} thousand more characters</button>`;
 }
 
-const asMarkdown = (text) => html`<${Markdown} text=${text} />`;
+const asMarkdown = (text) => html`<${AnswerText} text=${text} />`;
 const asWritten = (text) => html`<p class="plain">${text}</p>`;
 
 // -- tools ----------------------------------------------------------------------------------------------------------
@@ -173,13 +172,11 @@ function Pending({ item, onAgain, onDiscard }) {
 function Draft({ record }) {
   const { draft, reset, running } = record;
   if (!running) return null;
-  const cut = draft.length > LONGEST_DRAWN;
   const busyTool = Object.values(record.live).some((tool) => tool.state === "running");
   return html`<article class="answer draft" aria-busy="true">
     <h3 class="unseen">Answer, being written</h3>
     ${reset && html`<p class="note">Restarted: ${reset}</p>`}
-    ${cut && html`<p class="note">The beginning will be shown when the answer is complete.</p>`}
-    ${draft && html`<${Markdown} text=${cut ? draft.slice(-DRAFT_TAIL) : draft} />`}
+    ${draft && html`<${GrowingAnswerText} text=${draft} />`}
     ${!draft && !busyTool && !record.asked.length && html`<p class="waiting"><span class="unseen">Waiting for the answer</span><i></i><i></i><i></i></p>`}
   </article>`;
 }
@@ -256,6 +253,7 @@ export function Transcript({ conversation, onCommand, onAgain, empty }) {
       if (following.current) follow();
     });
     watcher.observe(box.current);
+    watcher.observe(box.current.firstElementChild); // a formula may grow when it is rendered
     return () => watcher.disconnect();
   }, []);
   const toEnd = () => {

@@ -53,7 +53,7 @@ class NoCommands:
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
-        mount = Mount(inner="/workspace", folder=spec.folder, project=spec.project)
+        mount = Mount(inner="/workspace", folder=spec.folder, guarded=spec.project)
         return LocalFiles((mount,), self._spawner, user=spec.user)
 
     async def check(self) -> str | None:
@@ -100,7 +100,7 @@ class BackendSelection:
         return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
-        """If the last check failed, check again on the next use: a backend may have become usable in the meantime."""
+        """If the last check failed, checks again on the next use: a backend may have become usable in the meantime."""
         if isinstance(self._chosen, NoCommands):
             self._chosen = None
 
@@ -117,7 +117,7 @@ class BackendSelection:
         return NoCommands(f"Commands cannot be run here: {why}", self._spawner)
 
     def _make_backend(self, name: str) -> Backend:
-        """Create the backend with this name. Only the module of that backend is imported."""
+        """Creates the backend with this name. Only the module of that backend is imported."""
         if name == "bubblewrap":
             from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 

@@ -115,10 +115,11 @@ class BubblewrapBackend:
     name = "bubblewrap"
     sandboxed = True
 
-    def __init__(self, spawner: Spawner, groups: Cgroups | None = None) -> None:
+    def __init__(self, spawner: Spawner, groups: Cgroups | None = None, *, open_seconds: float = OPEN_SECONDS) -> None:
         """Without `groups`, the limits that they would enforce are polled."""
         self._spawner = spawner
         self._groups = groups
+        self._open_seconds = open_seconds
         self._nesting: tuple[str, ...] = _NO_NESTING
 
     @property
@@ -133,13 +134,13 @@ class BubblewrapBackend:
         return INNER
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """The session's files. They are on this machine and can be used without opening the sandbox."""
+        """Returns the session's files. They are on this machine and can be used without opening the sandbox."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
         return LocalFiles(
             (
-                Mount(inner=INNER, folder=spec.folder, project=spec.project),
+                Mount(inner=INNER, folder=spec.folder, guarded=spec.project),
                 Mount(inner=HOME, folder=spec.home),
                 Mount(inner="/tmp", folder=spec.temporary),
                 *seen,
@@ -171,7 +172,7 @@ class BubblewrapBackend:
         except OSError as error:
             return f"bwrap cannot be started here ({error.strerror})."
         try:
-            async with asyncio.timeout(OPEN_SECONDS):
+            async with asyncio.timeout(self._open_seconds):
                 code = await child.wait()
                 output = (await child.read_state()).decode(errors="replace").strip()
         except TimeoutError:
@@ -244,7 +245,7 @@ class BubblewrapBackend:
             child = await self._spawner.spawn(arguments, environment, passing=passing, within=seccomp.confined)
             async with _or_swept(child, mark):
                 child.close_input()
-                await _standing(child)
+                await _standing(child, self._open_seconds)
                 first = int(msgspec.json.decode(os.pread(info, _INFO_BYTES, 0))["child-pid"])
                 kill_when_closed(theirs, child)
                 sandbox = BubblewrapSandbox(self._spawner, programs, spec, child, first, lifeline, group, guarded)
@@ -255,7 +256,8 @@ class BubblewrapBackend:
             return sandbox
 
     def _environment(self, mark: str = "") -> dict[str, str]:
-        """The environment of `bwrap` itself. It identifies the processes of `bwrap` while they set up the sandbox."""
+        """Returns the environment of `bwrap` itself. It identifies the processes of `bwrap` while they set up the
+        sandbox."""
         return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
 
     def _isolation(self) -> list[str]:
@@ -267,7 +269,7 @@ class BubblewrapBackend:
 
 @contextlib.asynccontextmanager
 async def _or_closed(sandbox: BubblewrapSandbox) -> AsyncIterator[None]:
-    """Close the sandbox if the block fails."""
+    """Closes the sandbox if the block fails."""
     try:
         yield
     except BaseException:
@@ -288,7 +290,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """If the block fails, kill the child and any orphans that it left while setting up the sandbox."""
+    """If the block fails, kills the child and any orphans that it left while setting up the sandbox."""
     try:
         async with killed_on_error(child):
             yield
@@ -298,15 +300,15 @@ async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
         raise
 
 
-async def _standing(child: ChildProcess) -> None:
-    """Wait until the sandbox is up."""
+async def _standing(child: ChildProcess, seconds: float) -> None:
+    """Waits until the sandbox is up."""
     try:
-        async with asyncio.timeout(OPEN_SECONDS):
+        async with asyncio.timeout(seconds):
             if not await child.read():
                 output = (await child.read_state()).decode(errors="replace").strip()
                 raise ToolFailed(f"The sandbox cannot be started: {output or 'bwrap gave no reason'}.")
     except TimeoutError:
-        raise ToolFailed(f"The sandbox did not start within {OPEN_SECONDS:g} s.") from None
+        raise ToolFailed(f"The sandbox did not start within {seconds:g} s.") from None
     child.close_output()  # there is no further output, and this saves a descriptor per session
 
 
@@ -322,7 +324,7 @@ def _programs() -> SandboxPrograms:
 
 
 def _files(spec: SandboxSpec) -> dict[str, str]:
-    """The contents of the files that exist only in a sandbox, by path."""
+    """Returns the contents of the files that exist only in a sandbox, by path."""
     files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
     if spec.network:
         files["/etc/resolv.conf"] = sandbox_network.RESOLV_CONF
@@ -330,8 +332,8 @@ def _files(spec: SandboxSpec) -> dict[str, str]:
 
 
 def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:
-    """The `bwrap` arguments that mount the read-only system. Symbolic links in the root (merged /usr) stay links. Each
-    tmpfs gets at most `memory`."""
+    """Returns the `bwrap` arguments that mount the read-only system. Symbolic links in the root (merged /usr) stay
+    links. Each tmpfs gets at most `memory`."""
     options: list[str] = []
     for name in SYSTEM:
         place = Path("/", name)

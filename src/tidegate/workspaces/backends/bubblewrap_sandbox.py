@@ -32,7 +32,7 @@ from tidegate.workspaces.backends.interface import (
 from tidegate.workspaces.created_files import CreatedFiles
 from tidegate.workspaces.kernel import seccomp
 from tidegate.workspaces.kernel.cgroups import GROUP_REMOVED, JOIN_SCRIPT, Cgroup, CommandGroup, command_group
-from tidegate.workspaces.kernel.process_table import ProcessTable, segment_bytes
+from tidegate.workspaces.kernel.process_table import ProcessTable, ipc_bytes
 from tidegate.workspaces.kernel.users import as_user
 from tidegate.workspaces.processes.children import ChildProcess, Spawner, kill_and_close, killed_on_error
 from tidegate.workspaces.protected_mounts import (
@@ -50,13 +50,13 @@ INNER = "/workspace"
 HOME = "/home/agent"
 
 LIST_SECONDS = 1.0
-"""Interval between listings of System V shared memory. Each listing starts a process. Used only without control
-groups."""
+"""Interval between listings of System V shared memory, messages and semaphores. Each listing starts a process. Used
+only without control groups."""
 
 LISTING_SECONDS = 10.0
 """Time limit of one listing, which normally takes milliseconds."""
 
-SEGMENTS = "/proc/sysvipc/shm"
+IPC = ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem")
 
 ENTERING_PROCESSES = 16
 """The number of processes allowed beyond the limit while commands enter a sandbox. Each entering command needs two."""
@@ -117,7 +117,7 @@ class BubblewrapSandbox:
         self._commands: set[SandboxCommand] = set()
         self._service = asyncio.Lock()
         self._closed = False
-        self._segments = 0
+        self._ipc_bytes = 0
         self._list_again = 0.0
         self.close_reason = ""
         with contextlib.ExitStack() as opened:
@@ -145,7 +145,7 @@ class BubblewrapSandbox:
         return self._group.limit_events if self._group else LimitEvents()
 
     async def connect(self, programs: sandbox_network.Programs, environment: Mapping[str, str]) -> None:
-        """Connect the sandbox to the network before the first command enters. Raises ToolFailed on failure."""
+        """Connects the sandbox to the network before the first command enters. Raises ToolFailed on failure."""
         user = as_user(self._spec.user, self._programs.setpriv)
         place = sandbox_network.Namespaces(self._first, self._owner, user)
         self._network = await sandbox_network.connect(self._spawner, programs, place, environment, self._spec.reachable)
@@ -182,7 +182,7 @@ class BubblewrapSandbox:
         return False
 
     def _find_created(self, root: Path, *, running: bool, completely: bool = False) -> tuple[str, ...]:
-        """The protected names under which a command may have created something since the last check."""
+        """Returns the protected names under which a command may have created something since the last check."""
         found = self._created.check(root, running=running, completely=completely)
         for name in found.appeared:
             log.warning(NEW, session=self._spec.session, path=str(self._spec.folder / name))
@@ -235,19 +235,20 @@ class BubblewrapSandbox:
 
     async def load(self) -> SandboxUsage:
         if "memory_bytes" not in self.kernel_limits and time.monotonic() >= self._list_again:
-            self._segments = await self._listed()
+            self._ipc_bytes = await self._listed()
             self._list_again = time.monotonic() + LIST_SECONDS
-        look = partial(self._table.load, places=_IN_MEMORY, beside=self._segments)
+        look = partial(self._table.load, places=_IN_MEMORY, beside=self._ipc_bytes)
         return await to_thread.run_sync(look, self._spec.limits)
 
     async def _listed(self) -> int:
-        """The size of the sandbox's System V shared memory. The kernel shows it only inside the namespace."""
+        """Returns the size of the sandbox's System V shared memory, messages and semaphores. The kernel shows them only
+        inside the namespace."""
         enter = [self._programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
-        listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", SEGMENTS]
+        listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", *IPC]
         try:
             child = await self._spawner.spawn(listing, {}, passing={self._owner: 3})
         except OSError:  # the next check tries again
-            return self._segments
+            return self._ipc_bytes
         data = b""
         try:
             async with asyncio.timeout(LISTING_SECONDS):
@@ -257,13 +258,13 @@ class BubblewrapSandbox:
             log.warning("the shared memory of a sandbox cannot be listed", session=self._spec.session)
         finally:
             await kill_and_close(child)
-        return segment_bytes(data)
+        return ipc_bytes(data)
 
     async def wait(self) -> None:
         await self._holder.wait()
 
     async def close(self) -> None:
-        """Close the sandbox by killing its first process: the kernel then kills everything in the namespace. The
+        """Closes the sandbox by killing its first process: the kernel then kills everything in the namespace. The
         processes that wait for the first process and for commands exit on their own after reaping their children. If
         they were killed, only the first process of the machine could reap these children, and that may be the
         gateway."""
@@ -295,7 +296,7 @@ class BubblewrapSandbox:
         self._release.close()
 
     async def signal(self, command: "SandboxCommand", number: int) -> int:
-        """Signal all processes of a command; returns how many were signalled. Without control groups, processes that
+        """Signals all processes of a command; returns how many were signalled. Without control groups, processes that
         removed the mark can be recognised only while no other command runs or starts."""
         if command.leaf is not None:
             reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
@@ -316,7 +317,7 @@ class BubblewrapSandbox:
         return self._table.signal(number, besides=_OWN, mark=mark)
 
     async def give_up(self) -> None:
-        """End the whole sandbox, because a command cannot be ended in any other way."""
+        """Ends the whole sandbox, because a command cannot be ended in any other way."""
         self.close_reason = TOO_MANY_PROCESSES
         await self.close()
 
@@ -348,7 +349,7 @@ class SandboxCommand:
         return self.pid if self._child.running else None
 
     async def reap(self) -> None:
-        """Reap the waiting process after the sandbox has ended."""
+        """Reaps the waiting process after the sandbox has ended."""
         await _over(self._child)
 
     async def end(self, grace: float) -> int:
@@ -370,7 +371,7 @@ class SandboxCommand:
             self._sandbox.forget(self)
 
     async def _vanished(self) -> None:
-        """Wait until the command's processes are gone. This is done by polling, since a process is notified only about
+        """Waits until the command's processes are gone. This is done by polling, since a process is notified only about
         its own children."""
         left = 1
         while left:
@@ -378,7 +379,7 @@ class SandboxCommand:
             left = await self._send(_NOTHING)
 
     async def _kill(self) -> int:
-        """Kill everything that is left; returns how many processes the first attempt found."""
+        """Kills everything that is left; returns how many processes the first attempt found."""
         first = found = await self._send(signal.SIGKILL)
         if found:
             await _over(self._child)
@@ -398,7 +399,7 @@ class SandboxCommand:
 
 
 async def _over(child: ChildProcess) -> None:
-    """Give the waiting process time to reap its killed child and exit. If it does not, kill it too."""
+    """Gives the waiting process time to reap its killed child and exit. If it does not, kills it too."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REAP_SECONDS):
             await child.wait()

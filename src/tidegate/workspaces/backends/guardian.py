@@ -5,10 +5,10 @@
 It exits when no process of the command is left, whatever the command did. Processes that leave their group, session or
 environment stay below the guardian, because it is a subreaper: the kernel makes every orphan its child. It ends these
 processes when the command has ended, when the guardian is signalled (SIGTERM passes SIGTERM to everything below it,
-SIGUSR1 kills it), and when its owner is gone. At its end it reports the command's exit code and the number of processes
-left behind. It runs between the gateway and the command and knows no secrets.
+SIGUSR1 kills it), and when its owner is gone. Before it exits, it reports the command's exit code and the number of
+processes left behind. It runs between the gateway and the command and knows no secrets.
 
-It receives its task through the descriptor, preceded by the length, and reports through the same descriptor. When the
+It receives its task through the descriptor, preceded by its length, and reports through the same descriptor. When the
 other end is closed, its owner is gone. On another machine (`guard_remote`) it uses its standard streams instead of that
 descriptor, and a keeper represents the gateway: if the keeper is gone, the owner counts as gone.
 
@@ -64,16 +64,16 @@ def task_message(
     keeper: str = "",
     joins: tuple[str, ...] = (),
 ) -> bytes:
-    """The message that tells a guardian what to start. `limits` are memory in bytes, file size in bytes and processor
-    time in seconds, per process. `keeper` is the keeper's identity, if there is one. `joins` are control group files to
-    which the command writes 0 before it begins."""
+    """Returns the message that tells a guardian what to start. `limits` are memory in bytes, file size in bytes and
+    processor time in seconds, per process. `keeper` is the keeper's identity, if there is one. `joins` are control
+    group files to which the command writes 0 before it begins."""
     variables = [f"{name}={value}" for name, value in environment.items()]
     numbers = (*limits, len(joins), len(variables))
     return pack_fields([folder, keeper, *map(str, numbers), *joins, *variables, *command])
 
 
 def receive_fields(source: int) -> list[str]:
-    """Read packed fields; empty if the sender is gone."""
+    """Reads packed fields; empty if the sender is gone."""
     length = b""
     while not length.endswith(b"\n"):
         byte = os.read(source, 1)
@@ -96,25 +96,26 @@ def receive_fields(source: int) -> list[str]:
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """The state, parent and start time of a process; None if the process does not exist."""
+    """Returns the state, parent and start time of a process; None if the process does not exist."""
     fields = _contents(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     return (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else None
 
 
 def _numbers(folder: str) -> list[int]:
-    """The numeric names in a folder of /proc, which are processes or descriptors."""
+    """Returns the numeric names in a folder of /proc, which are processes or descriptors."""
     with os.scandir(folder) as entries:
         return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
 
 def process_identity(pid: int) -> str:
-    """An identity of a process that no later process with the same number has; empty if the process is not alive."""
+    """Returns an identity of a process that no later process with the same number has; empty if the process is not
+    alive."""
     found = _stat(pid)
     return f"{pid}:{found[2]}" if found and found[0] not in "ZX" else ""
 
 
 def descendants(roots: list[int]) -> dict[int, int]:
-    """All living descendants of these processes, with their start times. Zombies are left out, but their living
+    """Returns all living descendants of these processes, with their start times. Zombies are left out, but their living
     children are included."""
     children: dict[int, list[tuple[int, str, int]]] = {}
     for pid in _numbers("/proc"):
@@ -132,7 +133,7 @@ def descendants(roots: list[int]) -> dict[int, int]:
 
 
 def send(number: int, processes: dict[int, int]) -> None:
-    """Signal exactly these processes, never later ones with the same numbers."""
+    """Signals exactly these processes, never later ones with the same numbers."""
     for pid, start in processes.items():
         with contextlib.suppress(OSError):
             reference = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
@@ -145,7 +146,7 @@ def send(number: int, processes: dict[int, int]) -> None:
 
 
 def marked_processes(variable: str) -> dict[int, int]:
-    """All processes with this variable in their environment, with their start times."""
+    """Returns all processes with this variable in their environment, with their start times."""
     found: dict[int, int] = {}
     for pid in _numbers("/proc"):
         state = _stat(pid)
@@ -155,7 +156,7 @@ def marked_processes(variable: str) -> dict[int, int]:
 
 
 def sweep(variable: str) -> bool:
-    """Kill all processes with this variable: a fallback if a guardian was itself killed. Returns true if none is
+    """Kills all processes with this variable: a fallback if a guardian was itself killed. Returns true if none is
     left."""
     until = time.monotonic() + KILLED_SECONDS
     while time.monotonic() < until:
@@ -168,15 +169,15 @@ def sweep(variable: str) -> bool:
 
 
 def load(roots: list[int], most: int) -> tuple[int, int]:
-    """The number of descendants of these processes and their memory in bytes. Shared memory counts in full for each
-    process. If the sum exceeds `most`, each process counts only its share, which takes longer to read."""
+    """Returns the number of descendants of these processes and their memory in bytes. Shared memory counts in full for
+    each process. If the sum exceeds `most`, each process counts only its share, which takes longer to read."""
     found = descendants(roots)
     used = sum(map(_own_bytes, found))
     return len(found), used if used <= most else sum(map(_shared_bytes, found))
 
 
 def _own_bytes(pid: int) -> int:
-    """The memory of a process, without pages mapped from files."""
+    """Returns the memory of a process, without pages mapped from files."""
     lines = [line.split() for line in _contents(f"/proc/{pid}/status").splitlines()]
     return sum(int(words[1]) * 1024 for words in lines if words and words[0] in (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
 
@@ -189,7 +190,7 @@ def _shared_bytes(pid: int) -> int:
 
 
 def _contents(path: str) -> bytes:
-    """The content of a kernel file; empty if the process is gone."""
+    """Returns the content of a kernel file; empty if the process is gone."""
     data = b""
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -264,14 +265,14 @@ class Guardian:
             self._abandoned = process_identity(pid) != self._keeper
 
     def run(self) -> None:
-        """Run until no descendant is left, except those that cannot be ended."""
+        """Runs until no descendant is left, except those that cannot be ended."""
         while self._reap() and self._decide():
             self._wait()
         code = -signal.SIGKILL if self._code is None else self._code
         _write(self._report, OVER + b"%d %d\n" % (code, self._left))
 
     def _reap(self) -> bool:
-        """Reap ended children; returns true if any children are left."""
+        """Reaps ended children; returns true if any children are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -283,7 +284,7 @@ class Guardian:
                 self._code = os.waitstatus_to_exitcode(status)
 
     def _decide(self) -> bool:
-        """Act on signals and deadlines; returns false if nothing more can be done."""
+        """Acts on signals and deadlines; returns false if nothing more can be done."""
         now = time.monotonic()
         received, self._signals = self._signals, set()
         if signal.SIGUSR1 in received:
@@ -303,7 +304,7 @@ class Guardian:
         return now < self._until + KILLED_SECONDS
 
     def _terminate(self) -> int:
-        """Send SIGTERM to all descendants; returns how many there are."""
+        """Sends SIGTERM to all descendants; returns how many there are."""
         self._asked = True
         found = descendants([os.getpid()])
         send(signal.SIGTERM, found)
@@ -311,7 +312,7 @@ class Guardian:
         return len(found)
 
     def _wait(self) -> None:
-        """Wait for a signal, the end of a child or of the owner, or the next deadline."""
+        """Waits for a signal, the end of a child or of the owner, or the next deadline."""
         left = self._until - time.monotonic()
         if left <= 0:
             left = _ROUND_SECONDS
@@ -324,7 +325,7 @@ class Guardian:
 
 
 def _become(command: list[str], environment: dict[str, str], limits: list[int], folder: str, joins: list[str]) -> None:
-    """Become the command, in its own session and control groups. Never returns."""
+    """Becomes the command, in its own session and control groups. Never returns."""
     try:
         os.setsid()
         for path in joins:
@@ -375,7 +376,7 @@ def guard(source: int, report: int, owner: int) -> None:
 
 
 def guard_remote() -> None:
-    """Run as a guardian over the three standard streams. Its reports are the beginning and the end of the state
+    """Runs as a guardian over the three standard streams. Its reports are the beginning and the end of the state
     channel."""
     report = os.dup(2)
     guard(0, report, report)

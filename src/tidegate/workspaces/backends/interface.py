@@ -53,16 +53,16 @@ LIMIT_NAMES: Mapping[str, str] = MappingProxyType(
 """The names of the limits in messages to people."""
 
 FILES_IN_SOCKETS = "files in transit through sockets that no process has open"
-BUFFERS = "buffers of sockets and pipes"
-SEGMENTS = "System V shared memory that is not mapped"
-UNMAPPED = "memfds and shared memory that are not mapped"
+BUFFERS = "buffers of sockets and pipes, and the kernel's memory for open files, timers and watches"
+SEGMENTS = "System V shared memory that is not mapped, messages and semaphores"
+UNMAPPED = "memfds and shared memory that are not mapped, messages and semaphores, and memory for address spaces"
 CLOSED = "memfds and deleted files of processes that may not be inspected (PR_SET_DUMPABLE)"
 """Resources that no file below /proc shows to the gateway, so polled limits do not count them."""
 
 
 def uncounted(enforced: Mapping[str, Enforcement], *besides: str) -> tuple[str, ...]:
-    """The resources that a backend on this machine does not count. Those in `besides` are included only if no control
-    group counts memory. If the gateway runs as root, it can inspect every process."""
+    """Returns the resources that a backend on this machine does not count. Those in `besides` are included only if no
+    control group counts memory. If the gateway runs as root, it can inspect every process."""
     unseen = (FILES_IN_SOCKETS,) if os.geteuid() == 0 else (CLOSED, FILES_IN_SOCKETS)
     return unseen if enforced["memory_bytes"] == "cgroup" else (BUFFERS, *besides, *unseen)
 
@@ -147,31 +147,31 @@ class Child(Protocol):
         ...
 
     async def write(self, data: bytes) -> None:
-        """Write to the command's input, after the script. Raises ToolFailed if the command no longer reads."""
+        """Writes to the command's input, after the script. Raises ToolFailed if the command no longer reads."""
         ...
 
     def close_input(self) -> None: ...
 
     async def read(self) -> bytes:
-        """Read the next piece of output; empty at the end."""
+        """Reads the next piece of output; empty at the end."""
         ...
 
     async def read_state(self) -> bytes:
-        """Read the next piece of the state channel; empty at the end."""
+        """Reads the next piece of the state channel; empty at the end."""
         ...
 
     async def wait(self) -> int:
-        """Wait for the command to end. Returns its exit code, which is negative if a signal ended it."""
+        """Waits for the command to end. Returns its exit code, which is negative if a signal ended it."""
         ...
 
     async def end(self, grace: float) -> int:
-        """End the command's whole process tree, even if the command itself has ended: SIGTERM first, SIGKILL after
+        """Ends the command's whole process tree, even if the command itself has ended: SIGTERM first, SIGKILL after
         `grace` seconds. When this returns, no process of the tree is running; the output can still be read. Returns how
         many processes the command had left behind. May be called again."""
         ...
 
     def close(self) -> None:
-        """Close the streams. May be called again."""
+        """Closes the streams. May be called again."""
         ...
 
 
@@ -194,8 +194,8 @@ class Sandbox(Protocol):
     def limit_events(self) -> LimitEvents: ...
 
     async def spawn(self, script: bytes, mark: str, *, full: bool = False) -> Child:
-        """Start bash on a script. All its processes carry the mark. If the disk is `full`, the command can remove files
-        but not make any larger."""
+        """Starts bash on a script. All its processes carry the mark. If the disk is `full`, the command can remove
+        files but not make any larger."""
         ...
 
     async def load(self) -> SandboxUsage: ...
@@ -205,11 +205,11 @@ class Sandbox(Protocol):
         ...
 
     async def wait(self) -> None:
-        """Wait until the sandbox is no longer alive."""
+        """Waits until the sandbox is no longer alive."""
         ...
 
     async def close(self) -> None:
-        """End everything that runs in the sandbox; done when this returns. May be called again."""
+        """Ends everything that runs in the sandbox; done when this returns. May be called again."""
         ...
 
 
@@ -232,20 +232,20 @@ class Backend(Protocol):
         ...
 
     def inner(self, folder: Path) -> str:
-        """The path of the session's folder as commands see it."""
+        """Returns the path of the session's folder as commands see it."""
         ...
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """The files that the session's commands see. This call opens nothing; `open_sandbox` opens the session's
-        sandbox when it is needed."""
+        """Returns the files that the session's commands see. This call opens nothing; `open_sandbox` opens the
+        session's sandbox when it is needed."""
         ...
 
     async def check(self) -> str | None:
-        """The reason why the backend does not work here, in one sentence; None if it works."""
+        """Returns the reason why the backend does not work here, in one sentence; None if it works."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """Open a sandbox; the folders of `spec` exist. Raises ToolFailed on failure."""
+        """Opens a sandbox; the folders of `spec` exist. Raises ToolFailed on failure."""
         ...
 
 
@@ -258,7 +258,7 @@ class RemoteBackend(Protocol):
     """The name of that machine."""
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """With `keep`, move the folders of an ended session to the trash on that machine; otherwise delete them. Then
-        delete everything that has been in that trash for `age` seconds. Raises ToolFailed if this is not possible
+        """With `keep`, moves the folders of an ended session to the trash on that machine; otherwise deletes them. Then
+        deletes everything that has been in that trash for `age` seconds. Raises ToolFailed if this is not possible
         now."""
         ...

@@ -78,8 +78,10 @@ class LocalBackend:
         return str(folder)
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        own = [Mount(inner=str(spec.folder), folder=spec.folder, project=spec.project)]
-        own += [Mount(inner=str(folder), folder=folder) for folder in (spec.home, spec.temporary)]
+        # Otherwise a file that nobody approved could change what a permitted command, such as `git status`, executes.
+        own = [Mount(inner=str(spec.folder), folder=spec.folder, guarded=True)]
+        own += [Mount(inner=str(spec.home), folder=spec.home, writable=False)]
+        own += [Mount(inner=str(spec.temporary), folder=spec.temporary)]
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
@@ -209,7 +211,7 @@ class LocalSandbox:
             await to_thread.run_sync(self._group.end)
 
     async def purge(self, command: "LocalCommand") -> None:
-        """End the processes of a command whose guardian was killed."""
+        """Ends the processes of a command whose guardian was killed."""
         if command.leaf is not None:
             await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
@@ -248,7 +250,7 @@ class LocalCommand:
         self.read_state = child.read_state
 
     async def start(self, task: bytes) -> None:
-        """Send the task. The socket is new and empty, so it accepts the whole task without blocking."""
+        """Sends the task. The socket is new and empty, so it accepts the whole task without blocking."""
         try:
             self._guard.send(task)
             async with asyncio.timeout(START_SECONDS):
@@ -291,18 +293,19 @@ class LocalCommand:
                 self._guard.close()
 
     def close(self) -> None:
-        """Close the streams. If the guardian still runs, it then ends everything."""
+        """Closes the streams. If the guardian still runs, it then ends everything."""
         self._child.close()
         self._guard.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the guardian only. It is not reaped before we know that it ended, so its pid cannot have been
+        """Signals the guardian only. It is not reaped before we know that it ended, so its pid cannot have been
         reused."""
         if self._child.running:
             os.kill(self.guardian, number)
 
     def _report(self) -> tuple[int, int] | None:
-        """The exit code and the number of processes left behind, as the guardian reported; None without a report."""
+        """Returns the exit code and the number of processes left behind, as the guardian reported; None without a
+        report."""
         if self._guard.fileno() >= 0:
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 self._reported += self._guard.recv(_REPORT_BYTES)

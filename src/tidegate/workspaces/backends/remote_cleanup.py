@@ -59,11 +59,11 @@ class RemoteCleanup:
             )
 
     async def recover(self, there: RemoteBackend) -> None:
-        """At start, reschedule tasks that were in progress when the last process died."""
+        """At startup, reschedules tasks that were in progress when the last process died."""
         await self._store.write(outbox.recover, self._clock(), AT_ONCE, (_channel(there),))
 
     async def retry(self, there: RemoteBackend) -> None:
-        """Try the tasks that are due. If one fails, the others are postponed too."""
+        """Tries the tasks that are due. If one fails, the others are postponed too."""
         now, reason = self._clock(), ""
         for row in await self._store.write(outbox.claim_due, now, AT_ONCE, (_channel(there),)):
             if not reason:

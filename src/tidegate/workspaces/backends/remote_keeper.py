@@ -53,7 +53,7 @@ def keep() -> None:
 
 
 def _folders(session: str, project: str) -> tuple[Path, Path]:
-    """Create the session's folders. Returns the session's folder and its working folder: its own, or a project of the
+    """Creates the session's folders. Returns the session's folder and its working folder: its own, or a project of the
     user."""
     root = _base() / "workspaces" / session
     for name in ("home", "tmp", "work"):
@@ -69,7 +69,7 @@ def _base() -> Path:
 
 
 def attend(silent_seconds: float = SILENT_SECONDS) -> None:
-    """Handle lines until the end of input, or until the input is silent for too long."""
+    """Handles lines until the end of input, or until the input is silent for too long."""
     rest = b""
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -102,8 +102,8 @@ def _answer(line: bytes) -> None:
 
 
 def discard_folders() -> None:
-    """Move the folder of an ended session to the trash if it is to be kept; otherwise delete it. Then delete everything
-    that has been in the trash for more than `age` seconds."""
+    """Moves the folder of an ended session to the trash if it is to be kept; otherwise deletes it. Then deletes
+    everything that has been in the trash for more than `age` seconds."""
     fields = receive_fields(0)
     if not fields:
         return
@@ -125,7 +125,7 @@ def discard_folders() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder and its contents, whatever their permissions."""
+    """Removes a folder and its contents, whatever their permissions."""
     for here, names, _files in os.walk(folder):
         for name in names:
             inner = Path(here, name)

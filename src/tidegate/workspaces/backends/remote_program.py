@@ -26,8 +26,8 @@ sys.modules[{main!r}].{entry}()
 
 
 def program(modules: Sequence[str], entry: str, standins: Mapping[str, str] | None = None) -> bytes:
-    """The input from which `BOOTSTRAP` loads these modules and calls `entry` of the last one. Each module may import
-    those before it. `standins` are texts sent instead of modules. This function reads files, so it belongs in a
+    """Returns the input from which `BOOTSTRAP` loads these modules and calls `entry` of the last one. Each module may
+    import those before it. `standins` are texts sent instead of modules. This function reads files, so it belongs in a
     thread."""
     texts = [(name, (standins or {}).get(name) or _text(name)) for name in modules]
     data = _BECOME.format(modules=texts, main=modules[-1], entry=entry).encode()

@@ -91,7 +91,7 @@ class Namespaces(NamedTuple):
 
 
 def missing() -> str:
-    """The reason why sandboxes have no network on this machine, and what to install; empty if they have one."""
+    """Returns the reason why sandboxes have no network on this machine, and what to install; empty if they have one."""
     absent = [program for program in PACKAGES if find_program(program) is None]
     if not absent:
         return ""
@@ -101,9 +101,9 @@ def missing() -> str:
 
 
 def programs(nsenter: str) -> Programs:
-    """Find the programs. Raises ToolFailed if one is missing."""
+    """Finds the programs. Raises ToolFailed if one is missing."""
     if why := missing():
-        raise ToolFailed(f"Commands cannot be given a network: {why}")
+        raise ToolFailed(f"Commands cannot be given network access: {why}")
     return Programs(nsenter, *(str(find_program(program)) for program in PACKAGES))
 
 
@@ -130,7 +130,7 @@ async def connect(
     environment: Mapping[str, str],
     allowed: Sequence[Network],
 ) -> SandboxNetwork:
-    """Connect a sandbox in which nothing runs yet. Raises ToolFailed with the reason on failure."""
+    """Connects a sandbox in which nothing runs yet. Raises ToolFailed with the reason on failure."""
     enter = [*sandbox.as_user, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
     network = f"/proc/{sandbox.first}/ns/net"
     close = [*enter, f"--net={network}", "--", programs.nft, "-f", "-"]
@@ -171,7 +171,7 @@ def _online() -> bool:
 
 @contextlib.asynccontextmanager
 async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None]:
-    """Turn a failure of the child (EOFError) into a ToolFailed with its output."""
+    """Turns a failure of the child (EOFError) into a ToolFailed with its output."""
     try:
         async with asyncio.timeout(START_SECONDS):
             try:
@@ -180,14 +180,16 @@ async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None
                 output = (await child.read_state()).decode(errors="replace").split("\n")
                 reason = "; ".join(line.strip() for line in output if line.strip())[:OUTPUT_CHARACTERS]
                 raise ToolFailed(
-                    f"Commands cannot be given a network: {name}: {reason or 'no reason given'}."
+                    f"Commands cannot be given network access: {name}: {reason or 'no reason given'}."
                 ) from None
     except TimeoutError:
-        raise ToolFailed(f"Commands cannot be given a network: {name} took longer than {START_SECONDS:g} s.") from None
+        raise ToolFailed(
+            f"Commands cannot be given network access: {name} took longer than {START_SECONDS:g} s."
+        ) from None
 
 
 def rules(allowed: Sequence[Network] = ()) -> str:
-    """The nftables rules for the destinations of commands. They match `security.addresses.refusal`."""
+    """Returns the nftables rules for the destinations of commands. They match `security.addresses.refusal`."""
     translated = (
         IPv6Network((int(NAT64.network_address) | int(network.network_address), 96 + network.prefixlen))
         for network in V4
@@ -216,5 +218,6 @@ def _to(target: Address | Network) -> str:
 
 
 def _set(networks: Iterable[_Network]) -> str:
-    """An nftables set of these networks, without those contained in others, since the kernel accepts no overlaps."""
+    """Returns an nftables set of these networks, without those contained in others, since the kernel accepts no
+    overlaps."""
     return f"{{ {', '.join(map(str, collapse_addresses(networks)))} }}"

@@ -102,7 +102,7 @@ def quote(text: str) -> str:
 
 
 def command(text: str, *, mark: str, folder: str, shell: bytes | None, pty: bool = False) -> bytes:
-    """The script of a command in the terminal."""
+    """Returns the script of a command in the terminal."""
     run = f"\\builtin eval {quote(text)}"
     if pty:
         # The terminal has its own shell, in another process, so its changes are not kept. Nothing else provides a
@@ -117,20 +117,20 @@ def command(text: str, *, mark: str, folder: str, shell: bytes | None, pty: bool
 
 
 def background(text: str, *, mark: str, folder: str, shell: bytes | None) -> bytes:
-    """The script of a background process: it starts in the current state of the shell and does not change it. The
-    process reads the input that is written to it."""
+    """Returns the script of a background process: it starts in the current state of the shell and does not change it.
+    The process reads the input that is written to it."""
     return frame(
         f"exec 2>&1\n{_restore(folder, shell)}\\builtin export {MARK}={quote(mark)}\n\\builtin eval {quote(text)}\n"
     )
 
 
 def first_match(pattern: str) -> bytes:
-    """A script that prints the first line of its input that matches an extended regular expression."""
+    """Returns a script that prints the first line of its input that matches an extended regular expression."""
     return frame(f"exec grep -a -m 1 -E -e {quote(pattern)}\n")
 
 
 def read_state(data: bytes) -> SavedShell:
-    """Parse what `command` wrote to the state channel. A shell that was replaced (`exec`) or killed wrote nothing."""
+    """Parses what `command` wrote to the state channel. A shell that was replaced (`exec`) or killed wrote nothing."""
     shell, end, rest = data.rpartition(f"{_END}\n".encode())
     number = rest.strip().removeprefix(b"left ")
     left = int(number) if number.isdigit() and len(number) < _DIGITS else 0

@@ -76,7 +76,7 @@ class SshBackend:
         return "."
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        return RemoteFiles(open_sandbox, spec.read_only, spec.temporary, project=spec.project)
+        return RemoteFiles(open_sandbox, spec.read_only, spec.temporary)
 
     async def check(self) -> str | None:
         """Checks only whether the backend can work in principle. A machine that is temporarily unreachable is reported
@@ -109,8 +109,8 @@ class SshBackend:
         return connection
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """With `keep`, move the folders of an ended session to the trash on the other machine; otherwise delete them.
-        Then delete everything that has been in that trash for `age` seconds."""
+        """With `keep`, moves the folders of an ended session to the trash on the other machine; otherwise deletes them.
+        Then deletes everything that has been in that trash for `age` seconds."""
         away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
         message = guardian.pack_fields([session, "kept" if keep else "", str(age)])
         child = await self._call(("ControlMaster=no", "ControlPath=none"), away + message)
@@ -120,7 +120,7 @@ class SshBackend:
             await kill_and_close(child)
 
     async def _call(self, options: Sequence[str], message: bytes) -> ChildProcess:
-        """Open a connection to the machine and send the first message."""
+        """Opens a connection to the machine and sends the first message."""
         options = _options((*options, *_FIXED, *self._options, *_USUAL))
         home = pwd.getpwuid(os.geteuid()).pw_dir
         try:
@@ -136,7 +136,7 @@ class SshBackend:
         return child
 
     async def _answer(self, child: ChildProcess) -> bytes:
-        """Read the first line of the reply from the other machine. Raises ToolFailed with the reason if there is
+        """Reads the first line of the reply from the other machine. Raises ToolFailed with the reason if there is
         none."""
         output = b""
         try:
@@ -156,7 +156,7 @@ class SshBackend:
 
 
 def _programs(control_socket: ControlSocket) -> tuple[bytes, bytes]:
-    """Open the control socket and load the programs of the keeper and the guardian. For a thread."""
+    """Opens the control socket and loads the programs of the keeper and the guardian. For a thread."""
     control_socket.open()
     keeping = program((guardian.__name__, remote_keeper.__name__), "keep")
     return keeping, program((guardian.__name__,), "guard_remote")

@@ -67,7 +67,7 @@ class ControlSocket:
         return f"/proc/{os.getpid()}/fd/{self._fd}/{_SOCKET}"
 
     def open(self) -> None:
-        """Open the socket. This call blocks, so it belongs in a thread."""
+        """Opens the socket. This call blocks, so it belongs in a thread."""
         self._fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_SOCKET, dir_fd=self._fd)  # left by a killed gateway
@@ -110,7 +110,7 @@ class SshConnection:
         self._beating: asyncio.TimerHandle | None = None
 
     def beat(self) -> None:
-        """Send a heartbeat to the keeper, now and at intervals."""
+        """Sends a heartbeat to the keeper, now and at intervals."""
         self._first.post(b"beat\n")
         self._beating = asyncio.get_running_loop().call_later(keeper.BEAT_SECONDS, self.beat)
 
@@ -127,7 +127,7 @@ class SshConnection:
         return self._first.pid
 
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "RemoteCommand":
-        """Start a command. The disk of the other machine is not measured, so `full` is ignored."""
+        """Starts a command. The disk of the other machine is not measured, so `full` is ignored."""
         if not self.alive:
             raise ToolFailed(LOST)
         try:
@@ -170,7 +170,7 @@ class SshConnection:
         return SandboxUsage(processes=answer[0], memory_bytes=answer[1]) if len(answer) == 2 else SandboxUsage()
 
     async def sweep(self, mark: str) -> None:
-        """End all processes that carry a mark."""
+        """Ends all processes that carry a mark."""
         if await self._request("sweep", f"{MARK}={mark}") != [1]:
             log.error("processes of a command on another machine may still be running", mark=mark)
 
@@ -193,14 +193,14 @@ class SshConnection:
         self._control_socket.close()
 
     async def signal(self, name: str, known: str) -> bool:
-        """Signal a guardian. Returns False if the guardian may no longer exist."""
+        """Signals a guardian. Returns False if the guardian may no longer exist."""
         return await self._request("signal", name, known) == [1]
 
     def forget(self, command: "RemoteCommand") -> None:
         self._commands.discard(command)
 
     async def _request(self, word: str, *words: str) -> list[int]:
-        """Send a request to the keeper and return its reply; empty if there is none."""
+        """Sends a request to the keeper and returns its reply; empty if there is none."""
         async with self._asking:
             self._asked += 1
             self._first.post(" ".join((word, str(self._asked), *words)).encode() + b"\n")
@@ -239,7 +239,7 @@ class RemoteCommand:
         self.close = child.close
 
     async def start(self, task: bytes) -> None:
-        """Start the guardian. It is running when this returns."""
+        """Starts the guardian. It is running when this returns."""
         with contextlib.suppress(ToolFailed):  # then its output says why
             await self._child.write(task)
         self.guardian = await self._state.begin()
@@ -265,7 +265,7 @@ class RemoteCommand:
             self._connection.forget(self)
 
     async def _killed(self) -> bool:
-        """Kill the command; returns true if it is known to have ended. The signal is repeated, since a guardian may
+        """Kills the command; returns true if it is known to have ended. The signal is repeated, since a guardian may
         miss it while it is ending."""
         if not self.guardian:
             return True
@@ -279,7 +279,7 @@ class RemoteCommand:
         return False
 
     async def _signal(self, name: str) -> None:
-        """Signal the guardian. If the guardian was killed, kill everything with the mark instead."""
+        """Signals the guardian. If the guardian was killed, kills everything with the mark instead."""
         if not self.guardian or not self._child.running or not self._connection.reachable:
             return
         if not await self._connection.signal(name, self.guardian):
@@ -297,7 +297,7 @@ class _State:
         self._reading = asyncio.Lock()
 
     async def begin(self) -> str:
-        """Wait for the guardian's identity. Raises ToolFailed with the reason if the guardian did not start."""
+        """Waits for the guardian's identity. Raises ToolFailed with the reason if the guardian did not start."""
         output = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -331,8 +331,8 @@ class _State:
             return data
 
     async def over(self) -> tuple[int, int] | None:
-        """The command's exit code and the number of processes it left behind, once its streams have ended; None if they
-        were not reported. Unread data fits into the buffers of the pipes and can still be read."""
+        """Returns the command's exit code and the number of processes it left behind, once its streams have ended; None
+        if they were not reported. Unread data fits into the buffers of the pipes and can still be read."""
         async with self._reading:
             while not self._ended:
                 await self._more()

@@ -22,7 +22,6 @@ from tidegate.workspaces.files.file_values import (
     file_stamp,
 )
 from tidegate.workspaces.files.mounts import Mount, printable, shown
-from tidegate.workspaces.files.patterns import Pattern, read_pattern
 
 __all__ = [
     "HEAVY",
@@ -36,13 +35,11 @@ __all__ = [
     "HitLine",
     "Listing",
     "Mount",
-    "Pattern",
     "SearchQuery",
     "SearchResult",
     "User",
     "WriteResult",
     "file_stamp",
     "printable",
-    "read_pattern",
     "shown",
 ]

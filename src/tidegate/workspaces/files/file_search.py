@@ -1,191 +1,217 @@
 """Searching the files below a folder for lines that match a pattern.
 
-The engine gets a single stream of text (`search_input`) and reports line numbers. It is either ripgrep or our own
-program; both find the same lines. The engine runs as a child with an empty environment and limits on memory and time,
-so no pattern can block the gateway. The child and its pipe are gone when `search` returns or raises.
+This module decides, by descriptor and below the mounts, which files are searched, in which order, and what is shown.
+Each file is opened once: its matches are found and its lines are read through the same descriptor.
+
+A search takes only the memory of what is shown and of a few blocks, however long files and lines are. Of a long line,
+only the part around the match is shown, and no character is cut in two. The functions block: they run in worker threads
+and also, after the code has been sent there, on other machines.
 """
 
-import asyncio
-import contextlib
-import fcntl
 import os
-import resource
-import select
-import sys
-from collections.abc import Sequence
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import NamedTuple
 
-from anyio import from_thread, to_thread
+from anyio import from_thread
 
-from tidegate.errors import ToolFailed
-from tidegate.lifetimes import gather
-from tidegate.log import Log
-from tidegate.workspaces.files import line_matcher
-from tidegate.workspaces.files.file_user import User, in_thread
-from tidegate.workspaces.files.file_values import SearchQuery, SearchResult
-from tidegate.workspaces.files.mounts import Mount
-from tidegate.workspaces.files.search_input import DEFAULT_BOUNDS, SearchBounds, SearchInput, search_result
-from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_program, kill_and_close
+from tidegate.line_search import LinePattern, blocks
+from tidegate.workspaces.files.file_values import FileHit, HitLine, SearchQuery, SearchResult, file_stamp
+from tidegate.workspaces.files.globs import Glob
+from tidegate.workspaces.files.mounts import Mount, at, joined, open_file, open_for_reading, open_reference
+from tidegate.workspaces.files.walk import FolderWalk
 
-log = Log(__name__)
-
-PIPE_BYTES = 1024 * 1024
-_INPUT = 3  # the descriptor from which the child reads
-_PATIENCE_MS = 100
+FILE_BYTES = 32 * 1024 * 1024
 
 
-class _Enough(Exception):
-    """Raised when the child has stopped reading."""
+class SearchBounds(NamedTuple):
+    """Limits of one search."""
+
+    seconds: float = 20.0
+    """Time limit. If it is not enough, a narrower search works better."""
+    files: int = 20_000
+    total_bytes: int = 1024 * 1024 * 1024
 
 
-async def search(
-    mounts: Sequence[Mount],
-    spawner: Spawner,
-    path: str,
-    query: SearchQuery,
-    *,
-    ripgrep: bool,
-    user: User | None,
-    bounds: SearchBounds = DEFAULT_BOUNDS,
+DEFAULT_BOUNDS = SearchBounds()
+
+BINARY_WITHIN = 8192
+"""A file with a zero byte within its first bytes, up to this many, counts as binary."""
+
+SHOWN_BYTES = 400
+"""The number of bytes shown of one line. Longer lines are rarely read in full."""
+
+BEFORE_BYTES = 100
+LINE_CHUNK = 64 * 1024
+_LOOKS = 1024  # reads between two checks for cancellation
+
+
+def search(
+    mounts: Sequence[Mount], path: str, query: SearchQuery, pattern: LinePattern, bounds: SearchBounds = DEFAULT_BOUNDS
 ) -> SearchResult:
-    async with spawner.helpers:
-        feed, places = await _searched(mounts, spawner, path, query, bounds, ripgrep=ripgrep, user=user)
-    return await in_thread(user, search_result, feed, mounts, places, query)
+    """Returns the matching lines of a file, or of the files below a folder. `pattern` is the query's, compiled."""
+    return _Search(path, query, pattern, bounds).run(mounts)
 
 
-async def _searched(
-    mounts: Sequence[Mount],
-    spawner: Spawner,
-    path: str,
-    query: SearchQuery,
-    bounds: SearchBounds,
-    *,
-    ripgrep: bool,
-    user: User | None,
-) -> tuple[SearchInput, list[tuple[int, int]]]:
-    """Try the engines in turn until one succeeds or the time is up. Returns the engine's input and the lines and
-    columns that it reported."""
-    program = await to_thread.run_sync(find_program, "rg") if ripgrep else None
-    engines = [_python(query)] if program is None else [_rg(program, query), _python(query)]
-    for engine in engines:
-        places: list[tuple[int, int]] = []
-        feed = SearchInput(mounts, path, query.choice, bounds)
+class _Search:
+    def __init__(self, path: str, query: SearchQuery, pattern: LinePattern, bounds: SearchBounds) -> None:
+        self._path = path
+        self._query = query
+        self._pattern = pattern
+        self._bounds = bounds
+        self._until = time.monotonic() + bounds.seconds
+        self._hits: list[FileHit] = []  # lint: allow (bounded by the query's limit)
+        self._left = query.limit
+        self._files = self._bytes = self._large = self._binary = 0
+        self._more = False
+        self._stopped = ""
+
+    def run(self, mounts: Sequence[Mount]) -> SearchResult:
+        walk = FolderWalk(self._query.choice, recursive=True)
+        with at(mounts, self._path) as spot:
+            if spot.is_folder:
+                self._folder(walk, spot.fd)
+            else:
+                fd = open_file(spot)
+                try:
+                    self._file(fd, self._path)
+                finally:
+                    os.close(fd)
+        if self._more:
+            return SearchResult(hits=tuple(self._hits), files=self._files, more=True)
+        return SearchResult(
+            hits=tuple(self._hits),
+            files=self._files,
+            stopped=self._stopped or walk.stopped,
+            left_out=tuple(joined(self._path, name) for name in walk.left_out),
+            large=self._large,
+            binary=self._binary,
+        )
+
+    def _folder(self, walk: FolderWalk, folder: int) -> None:
+        glob = Glob(self._query.choice.glob)
+        with closing(walk.steps(folder)) as steps:
+            for step in steps:
+                if step.kind != "file" or not glob.matches(step.path):
+                    continue
+                if self._files == self._bounds.files or self._bytes > self._bounds.total_bytes:
+                    self._stopped = f"only {self._files} files were searched; use a path or a glob"
+                    return
+                self._found(step.folder, step.name, joined(self._path, step.path))
+                if self._more or self._stopped:
+                    return
+
+    def _found(self, folder: int, name: str, path: str) -> None:
+        fds: list[int] = []
         try:
-            async with asyncio.timeout(bounds.seconds):
-                code = await _run(spawner, engine, feed, places, user, bounds)
-        except TimeoutError:
-            feed.stopped = f"the search was stopped after {bounds.seconds:g} s; use a simpler pattern, a path or a glob"
-            return feed, places
-        if code in engine.ends or len(places) > query.limit:
-            return feed, places
-        log.warning("the program that searches files has failed", program=engine.command[0], code=code)
-    raise ToolFailed("The search did not finish; use a simpler pattern, a path or a glob.")
-
-
-# -- the engine --
-
-
-class _Engine(NamedTuple):
-    """A search program. `ends` are the exit codes that mean success."""
-
-    command: tuple[str, ...]
-    ends: tuple[int, ...]
-
-
-def _rg(program: str, query: SearchQuery) -> _Engine:
-    options = ("--no-config", "--text", "--encoding=none", "--no-mmap", "--threads=1", "--color=never", "--no-heading")
-    # Only line number and column are needed, so the text of longer lines is not printed.
-    form = ("--no-filename", "--line-number", "--column", "--max-columns=1", "--line-buffered")
-    bounds = (f"--max-count={query.limit + 1}", "--regex-size-limit=200M", "--dfa-size-limit=200M")
-    place = (f"--regexp={query.pattern.rust}", "--", f"/proc/self/fd/{_INPUT}")
-    return _Engine((program, *options, *form, *bounds, *place), (0, 1))
-
-
-def _python(query: SearchQuery) -> _Engine:
-    script = (sys.executable, "-I", "-S", "-B", str(Path(line_matcher.__file__)))
-    return _Engine((*script, query.pattern.python, str(query.limit + 1), str(_INPUT)), (0,))
-
-
-async def _run(
-    spawner: Spawner,
-    engine: _Engine,
-    feed: SearchInput,
-    places: list[tuple[int, int]],
-    user: User | None,
-    bounds: SearchBounds,
-) -> int:
-    """Run one engine over all files; returns its exit code."""
-    reading, writing = os.pipe()
-    pipe = _Pipe(writing)
-    child: ChildProcess | None = None
-    try:
-        try:
-            child = await spawner.spawn(engine.command, {}, passing={reading: _INPUT})
-        except OSError as error:
-            raise ToolFailed(f"The search cannot be started ({error.strerror}); tell the operator.") from None
-        finally:
-            os.close(reading)
-        _confine(child.pid, bounds)
-        child.close_input()
-        await gather([_collect(child, places), pipe.fill(feed, user)])
-        return await child.wait()
-    finally:
-        pipe.close()
-        if child is not None:
-            await kill_and_close(child)
-
-
-def _confine(pid: int, bounds: SearchBounds) -> None:
-    with contextlib.suppress(OSError):  # it has already ended
-        resource.prlimit(pid, resource.RLIMIT_AS, (bounds.child_memory, bounds.child_memory))
-        resource.prlimit(pid, resource.RLIMIT_CPU, (int(bounds.seconds) + 1, int(bounds.seconds) + 1))
-
-
-async def _collect(child: ChildProcess, places: list[tuple[int, int]]) -> None:
-    """Read the reported lines and columns into `places`. The engine ends after the requested number of matches."""
-    rest = b""
-    while data := await child.read():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            number, _, behind = line.partition(b":")
-            places.append((int(number), int(behind.partition(b":")[0])))
-
-
-class _Pipe:
-    """Our end of the pipe to an engine."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        os.set_blocking(fd, False)
-        with contextlib.suppress(OSError):  # more than the system allows
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-    async def fill(self, feed: SearchInput, user: User | None) -> None:
-        try:
-            await in_thread(user, self._fill, feed)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def _fill(self, feed: SearchInput) -> None:
-        waiting = select.poll()
-        waiting.register(self._fd, select.POLLOUT)
-        with closing(feed.text()) as text, contextlib.suppress(_Enough):
-            for chunk in text:
-                self._write(waiting, memoryview(chunk))
-
-    def _write(self, waiting: "select.poll", rest: memoryview) -> None:
-        while rest:
-            from_thread.check_cancelled()
             try:
-                rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:
-                waiting.poll(_PATIENCE_MS)
-            except BrokenPipeError:
-                raise _Enough from None
+                reference, status = open_reference(name, folder)
+                fds.append(reference)
+                if not stat.S_ISREG(status.st_mode):
+                    return
+                fds.append(open_for_reading(reference))
+            except OSError:  # it is gone, or we may not read it
+                return
+            self._file(fds[1], path)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _file(self, fd: int, path: str) -> None:
+        stamp = file_stamp(fd)
+        if stamp.size > FILE_BYTES:
+            self._large += 1
+            return
+        if b"\0" in (head := os.pread(fd, BINARY_WITHIN, 0)):
+            self._binary += 1
+            return
+        self._files += bool(head)
+        columns = dict(self._columns(fd))
+        if columns:
+            lines = lines_around(fd, columns, self._query.context)
+            changed = file_stamp(fd) != stamp
+            self._hits.append(FileHit(path, () if changed else lines, changed=changed))
+
+    def _columns(self, fd: int) -> Iterator[tuple[int, int]]:
+        """Yields the number of each matching line and the column of its first match, both counted from 1."""
+        left = FILE_BYTES  # it may grow while it is read
+
+        def read(size: int) -> bytes:
+            nonlocal left
+            data = os.read(fd, min(size, left))
+            left -= len(data)
+            self._bytes += len(data)
+            return data
+
+        last = 0
+        for block in blocks(read):
+            from_thread.check_cancelled()
+            if time.monotonic() > self._until:
+                self._stopped = (
+                    f"the search was stopped after {self._bounds.seconds:g} s; use a simpler pattern, a path or a glob"
+                )
+                return
+            for match in block.matches(self._pattern, 0):
+                if match.line == last:  # found in an earlier piece of the line
+                    continue
+                if self._left == 0:
+                    self._more = True
+                    return
+                last = match.line
+                self._left -= 1
+                yield match.line, match.column
+
+
+def lines_around(fd: int, columns: Mapping[int, int], context: int) -> tuple[HitLine, ...]:
+    """Returns the matching lines with `context` lines around each. `columns` maps the number of each matching line to
+    the column of its match. Both count from 1."""
+    wanted = {number for found in columns for number in range(max(1, found - context), found + context + 1)}
+    lines: list[HitLine] = []
+    os.lseek(fd, 0, os.SEEK_SET)
+    with open(fd, "rb", buffering=LINE_CHUNK, closefd=False) as file:
+        number, place, readings = 1, 0, 0
+        part = _Part(columns.get(1, 1))
+        while wanted and number <= max(wanted) and (piece := file.readline(LINE_CHUNK)):
+            readings += 1
+            if readings % _LOOKS == 0:
+                from_thread.check_cancelled()
+            if number in wanted:
+                part.add(piece, place)
+            place += len(piece)
+            if piece.endswith(b"\n"):
+                if number in wanted:
+                    lines.append(part.line(number, number in columns))
+                    wanted.discard(number)
+                number, place = number + 1, 0
+                part = _Part(columns.get(number, 1))
+        if place and number in wanted:
+            lines.append(part.line(number, number in columns))
+    return tuple(lines)
+
+
+class _Part:
+    """The shown part of one line."""
+
+    def __init__(self, column: int) -> None:
+        # A match near the beginning is shown together with the beginning.
+        self._start = 0 if column <= SHOWN_BYTES - BEFORE_BYTES else column - 1 - BEFORE_BYTES
+        self._kept = bytearray()
+        self._after = False
+
+    def add(self, piece: bytes, place: int) -> None:
+        """Add the next piece of the line. The piece starts at this offset in the line."""
+        piece = piece.removesuffix(b"\n").removesuffix(b"\r")
+        low = max(0, self._start - place)
+        high = max(low, self._start + SHOWN_BYTES - place)
+        self._kept += piece[low:high]
+        self._after = self._after or len(piece) > high
+
+    def line(self, number: int, found: bool) -> HitLine:
+        text = self._kept.decode("utf-8", "replace")
+        if self._start:
+            text = text.lstrip("\ufffd")
+        if self._after:
+            text = text.rstrip("\ufffd")
+        return HitLine(number, text, found, before=self._start > 0, after=self._after)

@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
 from tidegate.values import Frozen
-from tidegate.workspaces.files.patterns import Pattern
 
 Kind = Literal["file", "folder", "link", "other"]
 
@@ -76,9 +75,12 @@ class Listing(NamedTuple):
 
 
 class SearchQuery(Frozen, frozen=True):
-    """A search: lines that match `pattern`, with `context` lines around each, at most `limit` matches."""
+    """A search: lines that match `pattern` (see `tidegate.line_search`), with `context` lines around each, at most
+    `limit` matches."""
 
-    pattern: Pattern
+    pattern: str
+    literal: bool = False
+    ignore_case: bool = False
     choice: FileFilter = FileFilter()
     context: int = 0
     limit: int = 50

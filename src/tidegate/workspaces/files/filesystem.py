@@ -16,6 +16,7 @@ from contextlib import closing
 from anyio import from_thread
 
 from tidegate.errors import ToolFailed
+from tidegate.text_parts import after_lines, page_end
 from tidegate.workspaces.files.atomic_write import replace, version
 from tidegate.workspaces.files.file_values import (
     HEAD_BYTES,
@@ -149,31 +150,14 @@ def page(fd: int, offset: int, lines: int, max_bytes: int, path: str, chunk_byte
                         "reach; use the terminal."
                     )
                 continue
-            start = 0
-            while skipped < offset:
-                start = chunk.index(b"\n", start) + 1
-                skipped += 1
-            chunk = chunk[start:]
+            chunk = chunk[after_lines(chunk, offset - skipped) :]
+            skipped = offset
         kept += chunk
         if len(kept) > max_bytes or kept.count(b"\n") > lines:
             break
     if not kept:
         total = skipped + (not ended_with_break)
         return FileLines(b"", total, total, size, head)
-    return _cut(bytes(kept), skipped, lines, max_bytes, size, head)
-
-
-def _cut(kept: bytes, first: int, lines: int, max_bytes: int, size: int, head: bytes) -> FileLines:
-    """The complete lines of `kept` that fit on a page, or at least a part of the first line."""
-    end, after = 0, first
-    while after < first + lines and end < len(kept):
-        following = kept.find(b"\n", end) + 1 or len(kept)
-        if following > max_bytes:
-            break
-        end, after = following, after + 1
-    if end:
-        return FileLines(kept[:end], first, after, size, head, more=end < len(kept))
-    end = max_bytes
-    while end and kept[end] & 0xC0 == 0x80:
-        end -= 1
-    return FileLines(kept[:end] or kept[:max_bytes], first, first + 1, size, head, cut=True)
+    end, count = page_end(kept, lines, max_bytes)
+    cut = end < len(kept) and kept[end - 1] != 0x0A
+    return FileLines(bytes(kept[:end]), skipped, skipped + count, size, head, more=end < len(kept) and not cut, cut=cut)

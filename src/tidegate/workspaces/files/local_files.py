@@ -10,7 +10,8 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from tidegate.workspaces.files.file_search import search
+from tidegate.line_search import read_pattern
+from tidegate.workspaces.files.file_search import DEFAULT_BOUNDS, SearchBounds, search
 from tidegate.workspaces.files.file_user import User, in_thread
 from tidegate.workspaces.files.file_values import (
     FileContents,
@@ -23,7 +24,6 @@ from tidegate.workspaces.files.file_values import (
 )
 from tidegate.workspaces.files.filesystem import Filesystem
 from tidegate.workspaces.files.mounts import Mount
-from tidegate.workspaces.files.search_input import DEFAULT_BOUNDS, SearchBounds
 from tidegate.workspaces.processes.children import Spawner
 
 
@@ -52,22 +52,20 @@ class _Opening:
 
 
 class LocalFiles:
-    """`mounts` are the reachable folders; relative paths start in the first. `spawner` starts the search process; with
-    `ripgrep` false the system's ripgrep is not used. Files are accessed as `user`; None is the gateway's own user."""
+    """`mounts` are the reachable folders; relative paths start in the first. The `helpers` of `spawner` limit the
+    number of concurrent searches. Files are accessed as `user`; None is the gateway's own user."""
 
     def __init__(
         self,
         mounts: Sequence[Mount],
         spawner: Spawner,
         *,
-        ripgrep: bool = True,
         user: User | None = None,
         bounds: SearchBounds = DEFAULT_BOUNDS,
     ) -> None:
         self.mounts = tuple(mounts)
         self._filesystem = Filesystem(mounts)
-        self._spawner = spawner
-        self._ripgrep = ripgrep
+        self._helpers = spawner.helpers
         self._user = user
         self._bounds = bounds
 
@@ -92,6 +90,9 @@ class LocalFiles:
         return await in_thread(self._user, self._filesystem.list, path, choice, recursive, limit)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
-        return await search(
-            self.mounts, self._spawner, path, query, ripgrep=self._ripgrep, user=self._user, bounds=self._bounds
-        )
+        async with self._helpers:
+            return await in_thread(self._user, self._search, path, query)
+
+    def _search(self, path: str, query: SearchQuery) -> SearchResult:
+        pattern = read_pattern(query.pattern, literal=query.literal, ignore_case=query.ignore_case)
+        return search(self.mounts, path, query, pattern, self._bounds)

@@ -40,13 +40,13 @@ class FolderMissing(ToolFailed):
 
 
 class Mount(Frozen, frozen=True):
-    """A folder of this machine and the path under which commands see it. A `project` belongs to the user; files in it
-    that other programs execute are not written."""
+    """A folder of this machine and the path under which commands see it. In a `guarded` folder, files
+    that other programs execute are not written: it belongs to the user, or commands there run without a sandbox."""
 
     inner: str
     folder: Path
     writable: bool = True
-    project: bool = False
+    guarded: bool = False
 
 
 @dataclass
@@ -245,11 +245,11 @@ def refuse_read_only(path: str, mount: Mount, folder: int, name: str) -> None:
     if not mount.writable:
         raise ToolFailed(f"{shown(path)} is in {shown(mount.inner)}, which is read-only; write elsewhere.")
     with acting_as(gateway_user()):  # git's configuration may be where only the gateway's user can go
-        protected = mount.project and is_protected(str(mount.folder), folder, name)
+        protected = mount.guarded and is_protected(str(mount.folder), folder, name)
     if protected:
         raise ToolFailed(
-            f"{shown(path)} is read-only: other programs of the project's owner would execute it; tell them what to "
-            "write there."
+            f"{shown(path)} is read-only: other programs would execute it; tell the project's owner what to write "
+            "there."
         )
 
 

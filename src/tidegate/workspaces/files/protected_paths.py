@@ -7,10 +7,13 @@ blocks: it runs in worker threads and also, after the code has been sent there, 
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 REPOSITORY = ".git"
+
+HEAD = "HEAD"
+"""The file by which git takes any folder for a repository, with a configuration of its own."""
 
 NAMES_ANYWHERE = (
     ".envrc", ".vscode", ".idea", ".zed", ".helix", ".devcontainer", ".devcontainer.json", ".cursor/mcp.json",
@@ -29,21 +32,33 @@ NAMES = (
 """Names protected directly in the project folder. Those not in `NAMES_ANYWHERE` are read only from a home folder."""
 
 CONFIG_BYTES = 256 * 1024
-"""The maximum number of bytes of git's configuration that are read."""
+"""The maximum number of bytes of git's configuration that are read from one file."""
 
-_NAMED = re.compile(rb'^[ \t]*(hookspath|path)[ \t]*=[ \t]*"?([^"#;\r\n]+)', re.IGNORECASE | re.MULTILINE)
+CONFIGURATIONS = 16
+"""The maximum number of configuration files of one repository, with those that they include."""
+
+_NAMED = re.compile(
+    rb'^[ \t]*(?:\[[^\]\r\n]*\][ \t]*)?(hookspath|path)[ \t]*=[ \t]*"?([^"#;\r\n]+)', re.IGNORECASE | re.MULTILINE
+)
 
 
-def named_by_git(project: str, git_dir: str, config: bytes) -> list[str]:
+def named_by_git(project: str, git_dir: str, read: Callable[[str], bytes]) -> list[str]:
     """The paths in the project that a repository's configuration names as hooks (`core.hooksPath`) or as further
-    configuration (`include.path`)."""
-    found: list[str] = []
-    for key, value in _NAMED.findall(config):
-        start = Path(git_dir) if key.lower() == b"path" else Path(git_dir).parent
-        path = os.path.normpath(start / os.fsdecode(value.strip()))
-        if path.startswith(f"{project}/"):
-            found.append(path.removeprefix(f"{project}/"))
-    return found
+    configuration (`include.path`), which may name more. `read` returns the content of a file, empty if there is
+    none."""
+    found: dict[str, None] = {}
+    waiting = [f"{git_dir}/config", f"{git_dir}/config.worktree"]
+    for file in waiting:  # it grows
+        for key, value in _NAMED.findall(read(file)):
+            included = key.lower() == b"path"
+            start = Path(file if included else git_dir).parent
+            path = os.path.normpath(start / os.fsdecode(value.strip()))
+            if not path.startswith(f"{project}/") or path.removeprefix(f"{project}/") in found:
+                continue
+            found[path.removeprefix(f"{project}/")] = None
+            if included and len(waiting) < CONFIGURATIONS:
+                waiting.append(path)
+    return list(found)
 
 
 def is_protected(project: str, folder: int, name: str) -> bool:
@@ -52,10 +67,10 @@ def is_protected(project: str, folder: int, name: str) -> bool:
     if parent != root and not parent.startswith(f"{root}/"):
         return True
     parts = [*parent[len(root) :].split("/")[1:], name]
-    if REPOSITORY in (part.lower() for part in parts):
+    if name == HEAD or REPOSITORY in (part.lower() for part in parts):
         return True
     path = "/".join(parts).lower()
-    if _is_below(path, (*NAMES, *(named.lower() for named in named_by_git(root, f"{root}/.git", _config(root))))):
+    if _is_below(path, (*NAMES, *(named.lower() for named in named_by_git(root, f"{root}/{REPOSITORY}", _read)))):
         return True
     return any(_is_below("/".join(parts[start:]).lower(), NAMES_ANYWHERE) for start in range(1, len(parts)))
 
@@ -64,9 +79,9 @@ def _is_below(path: str, names: Iterable[str]) -> bool:
     return any(path == name or path.startswith(f"{name}/") for name in names)
 
 
-def _config(root: str) -> bytes:
+def _read(path: str) -> bytes:
     try:
-        fd = os.open(f"{root}/{REPOSITORY}/config", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return b""
     try:

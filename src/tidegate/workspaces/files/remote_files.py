@@ -18,6 +18,7 @@ import msgspec
 from anyio import to_thread
 
 from tidegate.errors import ToolFailed
+from tidegate.line_search import read_pattern
 from tidegate.values import Frozen, new_id
 from tidegate.workspaces.backends import shell_script
 from tidegate.workspaces.backends.remote_program import BOOTSTRAP, program
@@ -71,17 +72,16 @@ class Frozen:
 """Minimal replacements for the modules that the sent modules import."""
 
 _MODULES = (
-    "anyio", "tidegate.errors", "tidegate.values", f"{_FILES}.patterns", f"{_FILES}.file_values", f"{_FILES}.file_user",
-    f"{_FILES}.protected_paths", f"{_FILES}.mounts", f"{_FILES}.walk", f"{_FILES}.atomic_write",
-    f"{_FILES}.globs", f"{_FILES}.line_matcher", f"{_FILES}.search_input", f"{_FILES}.filesystem",
+    "anyio", "tidegate.errors", "tidegate.values", "tidegate.line_search", "tidegate.text_parts",
+    f"{_FILES}.file_values", f"{_FILES}.file_user", f"{_FILES}.protected_paths", f"{_FILES}.mounts",
+    f"{_FILES}.walk", f"{_FILES}.atomic_write", f"{_FILES}.globs", f"{_FILES}.file_search", f"{_FILES}.filesystem",
     remote_server.__name__,
 )  # fmt: skip
 
 
 class RemoteFiles:
     """`open_sandbox` opens the session's sandbox. `read_only` are further folders on the other machine that may be
-    read. `project` is true if the working folder belongs to the user. Opened files are copied to `folder` on this
-    machine."""
+    read. Opened files are copied to `folder` on this machine."""
 
     def __init__(
         self,
@@ -89,11 +89,9 @@ class RemoteFiles:
         read_only: Sequence[Path],
         folder: Path,
         *,
-        project: bool = False,
         search_seconds: float = SEARCH_SECONDS,
     ) -> None:
         self._open_sandbox = open_sandbox
-        self._project = project
         self._read_only = [str(path) for path in read_only]
         self._folder = folder
         self._search_seconds = search_seconds
@@ -132,9 +130,11 @@ class RemoteFiles:
             return answer.result(Listing)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
-        fields = msgspec.structs.asdict(query)
-        for name in ("pattern", "choice"):
-            fields[name] = msgspec.structs.asdict(fields[name])
+        # The other machine has only Python's engine, so the pattern is checked here.
+        await to_thread.run_sync(
+            lambda: read_pattern(query.pattern, literal=query.literal, ignore_case=query.ignore_case)
+        )
+        fields = {**msgspec.structs.asdict(query), "choice": msgspec.structs.asdict(query.choice)}
         try:
             async with (
                 asyncio.timeout(self._search_seconds),
@@ -150,9 +150,7 @@ class RemoteFiles:
     @asynccontextmanager
     async def _request(self, what: str, *, data: bytes = b"", **question: Any) -> AsyncIterator["_Answer"]:
         sent = await to_thread.run_sync(program, _MODULES, "serve", _STANDINS)
-        request = json.dumps(
-            {"what": what, "read_only": self._read_only, "project": self._project, **question}
-        ).encode()
+        request = json.dumps({"what": what, "read_only": self._read_only, **question}).encode()
         sandbox = await self._open_sandbox()
         child = await sandbox.spawn(shell_script.frame(BOOTSTRAP), new_id("f"))
         try:

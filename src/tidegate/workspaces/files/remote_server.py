@@ -12,20 +12,16 @@ import json
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tidegate.errors import ToolFailed
+from tidegate.line_search import Span, per_line
+from tidegate.workspaces.files.file_search import search
 from tidegate.workspaces.files.file_values import FileFilter, SearchQuery
 from tidegate.workspaces.files.filesystem import CHUNK, Filesystem
-from tidegate.workspaces.files.line_matcher import matching_lines
 from tidegate.workspaces.files.mounts import Mount, shown
-from tidegate.workspaces.files.patterns import Pattern
-from tidegate.workspaces.files.search_input import SearchInput, search_result
 
 Question = dict[str, Any]
 Answer = tuple[Any, bytes]
@@ -33,7 +29,7 @@ Answer = tuple[Any, bytes]
 
 def serve() -> None:
     question = json.loads(_taken(int(_line())))
-    filesystem = Filesystem(_mounts(question.pop("read_only"), question.pop("project")))
+    filesystem = Filesystem(_mounts(question.pop("read_only")))
     answers: dict[str, Callable[[Filesystem, Question], Answer]] = {
         "lines": _lines, "load": _load, "write": _write, "list": _list, "search": _search
     }  # fmt: skip
@@ -49,12 +45,15 @@ def serve() -> None:
     _send_answer({"result": result, "bytes": len(data)}, data)
 
 
-def _mounts(read_only: list[str], project: bool) -> list[Mount]:
+def _mounts(read_only: list[str]) -> list[Mount]:
     # lint: allow it is the environment of a command, in which this runs
-    work, *beside = [Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])]
-    own = [Mount(inner=str(work), folder=work, project=project)]
-    own += [Mount(inner=str(folder), folder=folder) for folder in beside]
-    return [*own, *(Mount(inner=name, folder=Path(name), writable=False) for name in read_only)]
+    work, home, temporary = Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])
+    return [  # the same as those of `local`: commands run there without a sandbox
+        Mount(inner=str(work), folder=work, guarded=True),
+        Mount(inner=str(home), folder=home, writable=False),
+        Mount(inner=str(temporary), folder=temporary),
+        *(Mount(inner=name, folder=Path(name), writable=False) for name in read_only),
+    ]
 
 
 def _lines(filesystem: Filesystem, question: Question) -> Answer:
@@ -76,32 +75,63 @@ def _list(filesystem: Filesystem, question: Question) -> Answer:
 
 
 def _search(filesystem: Filesystem, question: Question) -> Answer:
-    """Search the text in a pipe that a thread fills, so that no text is kept in memory. The caller limits the time."""
+    """The caller limits the time."""
     fields = question["query"]
-    query = SearchQuery(**{**fields, "pattern": Pattern(**fields["pattern"]), "choice": FileFilter(**fields["choice"])})
-    feed = SearchInput(filesystem.mounts, question["path"], query.choice)
-    reading, writing = os.pipe()
-    failed: list[ToolFailed] = []
+    query = SearchQuery(**{**fields, "choice": FileFilter(**fields["choice"])})
+    return search(filesystem.mounts, question["path"], query, _PythonPattern(query)), b""
 
-    def fill() -> None:
+
+_CLASSES = {
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "digit": "0-9", "lower": "a-z", "punct": "!-/:-@[-`{-~",
+    "space": r"\s", "upper": "A-Z", "word": r"\w", "xdigit": "0-9A-Fa-f",
+}  # fmt: skip
+_DIFFERENT = re.compile(r"\\.|\[:(\^?\w+):\]|\{(?=,)", re.DOTALL)
+"""What Python reads differently from the engine that has accepted the pattern."""
+
+
+class _PythonPattern:
+    """A pattern that RE2 has accepted, for machines that have only Python's engine. It finds the same lines, except
+    that case is ignored in ASCII letters only. What Python does not have is refused."""
+
+    whole_lines = True
+
+    def __init__(self, query: SearchQuery) -> None:
+        flags = re.ASCII | re.IGNORECASE * query.ignore_case
+        text = per_line(query.pattern, literal=query.literal)
         try:
-            with closing(feed.text()) as text, open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123
-                for chunk in text:
-                    pipe.write(chunk)
-        except BrokenPipeError:  # enough was found
-            return
-        except ToolFailed as error:
-            failed.append(error)
+            self._pattern = re.compile(re.escape(text) if query.literal else _DIFFERENT.sub(_as_python, text), flags)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ToolFailed(
+                f"The pattern cannot be used on the other machine, which has only Python's engine ({error})."
+            ) from None
 
-    filling = threading.Thread(target=fill)
-    filling.start()
-    pattern = re.compile(query.pattern.python, re.MULTILINE)
-    places = list(islice(matching_lines(pattern, reading), query.limit + 1))
-    os.close(reading)
-    filling.join()
-    if failed:
-        raise failed[0]
-    return search_result(feed, filesystem.mounts, places, query), b""
+    def find(self, data: bytes, start: int, end: int) -> Span | None:
+        while start <= end:
+            begins = data.rfind(b"\n", 0, start) + 1
+            ends = data.find(b"\n", start)
+            ends = len(data) if ends < 0 else ends
+            # An undecodable byte becomes one character, so that places in the text can be converted to bytes.
+            line, skipped = _text(data[begins:ends]), len(_text(data[begins:start]))
+            if (found := self._pattern.search(line, skipped)) is not None:
+                return begins + len(_bytes(line[: found.start()])), begins + len(_bytes(line[: found.end()]))
+            start = ends + 1
+        return None
+
+
+def _as_python(found: "re.Match[str]") -> str:
+    if found[1] is not None:
+        if (members := _CLASSES.get(found[1])) is None:
+            raise re.error(f"{found[0]} is not supported")
+        return members
+    return "\\{" if found[0] == "{" else found[0]
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _send(filesystem: Filesystem, path: str, limit: int) -> None:

@@ -35,8 +35,8 @@ class GroupSetting(NamedTuple):
 
 
 def settings(version: int, controller: str, limits: SandboxLimits) -> tuple[GroupSetting, ...]:
-    """The values to write for each limit. Swap counts as memory, so that a group that is out of memory cannot continue
-    in swap."""
+    """Returns the values to write for each limit. Swap counts as memory, so that a group that is out of memory cannot
+    continue in swap."""
     if controller == "pids":
         return (GroupSetting("pids.max", str(limits.processes)),)
     most = str(limits.memory_bytes)
@@ -48,16 +48,16 @@ def settings(version: int, controller: str, limits: SandboxLimits) -> tuple[Grou
 
 
 def counter(version: int, controller: str) -> tuple[str, str]:
-    """The file that counts how often a limit was hit, and the key of that number in the file."""
+    """Returns the file that counts how often a limit was hit, and the key of that number in the file."""
     if controller == "pids":
         return "pids.events", "max"
     return ("memory.oom_control" if version == 1 else "memory.events"), "oom_kill"
 
 
 def trees(cgroup: str, mountinfo: str) -> tuple[CgroupTree, ...]:
-    """The hierarchies of a process, from the texts of /proc/self/cgroup and /proc/self/mountinfo. These are the version
-    1 hierarchies that have our controllers or, if there are none, the version 2 hierarchy with all controllers that it
-    may have."""
+    """Returns the hierarchies of a process, from the texts of /proc/self/cgroup and /proc/self/mountinfo. These are the
+    version 1 hierarchies that have our controllers or, if there are none, the version 2 hierarchy with all controllers
+    that it may have."""
     mounts = list(_mounts(mountinfo))
     found = []
     for line in cgroup.splitlines():
@@ -80,7 +80,7 @@ class _Mount(NamedTuple):
     options: frozenset[str]
 
     def place(self, path: str) -> Path | None:
-        """The folder of a control group under this mount, or None if the mount does not include it."""
+        """Returns the folder of a control group under this mount, or None if the mount does not include it."""
         inner = "" if path == self.root else path.removeprefix(f"{self.root.rstrip('/')}/")
         return None if inner == path or ".." in inner.split("/") else self.point / inner
 

@@ -45,7 +45,7 @@ def members(folder: Path) -> list[int]:
 
 
 def send(folder: Path, number: int, besides: int | None = None) -> int:
-    """Signal every process in a group and the groups below it, except `besides`. Returns how many were signalled."""
+    """Signals every process in a group and the groups below it, except `besides`. Returns how many were signalled."""
     found = [pid for here, _, _ in os.walk(folder) for pid in members(Path(here)) if pid != besides]
     return sum(_send(pid, number, folder.name) for pid in found)
 
@@ -58,14 +58,14 @@ def kill(folder: Path) -> None:
 
 
 def block_new(folder: Path) -> None:
-    """Where possible, stop new processes from starting in the group, so that the existing ones can be killed one by
+    """Where possible, stops new processes from starting in the group, so that the existing ones can be killed one by
     one."""
     with contextlib.suppress(OSError):
         write(folder / "pids.max", "0")
 
 
 def try_remove(folder: Path) -> bool:
-    """Try to remove a group and the groups below it; returns true if the group is gone."""
+    """Tries to remove a group and the groups below it; returns true if the group is gone."""
     for here, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):  # killed processes are still ending
             Path(here).rmdir()
@@ -73,7 +73,7 @@ def try_remove(folder: Path) -> bool:
 
 
 def _send(pid: int, number: int, name: str) -> bool:
-    """Signal a member of a group with this name, but not another process that has since been given the same pid."""
+    """Signals a member of a group with this name, but not another process that has since been given the same pid."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

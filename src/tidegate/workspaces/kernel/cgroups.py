@@ -75,14 +75,14 @@ class Cgroups:
         """The settings whose limits are enforced by groups; known once `detect` has returned."""
 
     def detect(self) -> None:
-        """Find out where groups can be created. Only the first call does this."""
+        """Finds out where groups can be created. Only the first call does this."""
         with self._lock:
             if self._trees is None:
                 self._trees = tuple(_usable(f"{self.prefix}{os.getpid()}-try"))
                 self.kernel_limits = _settings_of(self._trees)
 
     async def make(self, limits: SandboxLimits) -> "Cgroup | None":
-        """Create a group; None if no group can be created at all or at the moment."""
+        """Creates a group; None if no group can be created at all or at the moment."""
         await to_thread.run_sync(self.detect)
         if not self._trees:
             return None
@@ -106,7 +106,7 @@ class Cgroups:
         return group
 
     def sweep(self) -> None:
-        """End and remove the groups of this home that no sandbox owns: leftovers of a killed gateway."""
+        """Ends and removes the groups of this home that no sandbox owns: leftovers of a killed gateway."""
         self.detect()
         trees = self._trees or ()
         with self._lock:
@@ -143,7 +143,7 @@ class Cgroup:
         """The files to which a process writes 0 to join."""
 
     def create(self, limits: SandboxLimits) -> None:
-        """Create the group with these limits. Does nothing if the group was already ended."""
+        """Creates the group with these limits. Does nothing if the group was already ended."""
         with self._lock:
             if self._over:
                 return
@@ -154,7 +154,7 @@ class Cgroup:
                         _set(folder, setting)
 
     def leaf(self) -> "CommandGroup":
-        """Create a leaf group for one command. Raises OSError on failure."""
+        """Creates a leaf group for one command. Raises OSError on failure."""
         with self._counting_lock:
             folder = self._folders[self._counting] / f"{self.name}-{next(self._numbers)}"
             folder.mkdir()
@@ -190,11 +190,11 @@ class Cgroup:
             return self._felt
 
     def _refusals(self, folder: Path) -> int:
-        """The number of refusals counted in a leaf; 0 in version 2, where leaves have no counter."""
+        """Returns the number of refusals counted in a leaf; 0 in version 2, where leaves have no counter."""
         return count(folder, *counter(self._trees[self._counting].version, "pids"))
 
     def end(self) -> bool:
-        """Kill everything in the group and remove it; false if that fails. May be called again."""
+        """Kills everything in the group and removes it; false if that fails. May be called again."""
         self._felt = self.limit_events
         until = time.monotonic() + END_SECONDS
         with self._lock:
@@ -227,17 +227,17 @@ class CommandGroup:
         self._dropped = dropped
 
     def send(self, number: int, besides: int | None = None) -> int:
-        """Signal every process in the group except one. Returns how many were signalled."""
+        """Signals every process in the group except one. Returns how many were signalled."""
         return send(self.folder, number, besides)
 
     def kill(self, besides: int | None = None) -> int:
-        """Kill every process in the group except one and prevent new ones. Returns how many were killed."""
+        """Kills every process in the group except one and prevents new ones. Returns how many were killed."""
         self._dropped(self)  # refusals from now on are not a limit that was hit
         block_new(self.folder)
         return send(self.folder, signal.SIGKILL, besides)
 
     def remove(self) -> None:
-        """Remove the empty group. If that fails, it is removed later with the sandbox's group. May be called again."""
+        """Removes the empty group. If that fails, it is removed later with the sandbox's group. May be called again."""
         for _ in range(_LOOKS):
             self._dropped(self)
             if try_remove(self.folder):
@@ -247,7 +247,7 @@ class CommandGroup:
 
 @contextlib.asynccontextmanager
 async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
-    """Create a leaf group for a command that is started in the block and owns the group from then on. Yields None if
+    """Creates a leaf group for a command that is started in the block and owns the group from then on. Yields None if
     there are no groups. If the block fails, the leaf is removed."""
     try:
         leaf = None if group is None else await to_thread.run_sync(group.leaf)
@@ -265,7 +265,7 @@ async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | No
 
 
 def delegated_tree(tree: CgroupTree) -> CgroupTree | None:
-    """Prepare the version 2 hierarchy so that groups with limits can be created in it, and return it; None if we may
+    """Prepares the version 2 hierarchy so that groups with limits can be created in it, and returns it; None if we may
     not change it."""
     own = tree.folder
     root = own.parent if own.name == GATEWAY_GROUP else own
@@ -298,7 +298,7 @@ def delegated_tree(tree: CgroupTree) -> CgroupTree | None:
 
 
 def _move_gateway_aside(root: Path) -> None:
-    """Move this process and its children out of a group, so that groups with limits can be created below it."""
+    """Moves this process and its children out of a group, so that groups with limits can be created below it."""
     aside = root / GATEWAY_GROUP
     aside.mkdir(exist_ok=True)
     me = os.getpid()

@@ -44,7 +44,7 @@ def _effectively(uid: int, gid: int) -> Iterator[None]:
 
 
 def _closed(path: str, uid: int, gid: int) -> str:
-    """The first folder on the way to a path that the user may not enter; empty if there is none."""
+    """Returns the first folder on the way to a path that the user may not enter; empty if there is none."""
     above = "/"
     with _effectively(uid, gid):
         for part in path.split("/")[1:-1]:
@@ -59,7 +59,7 @@ def _closed(path: str, uid: int, gid: int) -> str:
 
 
 def open_up(folders: list[str], uid: int, gid: int) -> None:
-    """Let the user reach those of the folders that exist. Only this process and its children are affected."""
+    """Lets the user reach those of the folders that exist. Only this process and its children are affected."""
     paths = [os.path.realpath(folder) for folder in folders if os.path.exists(folder)]
     if not any(_closed(path, uid, gid) for path in paths):
         return

@@ -22,8 +22,10 @@ _KIB = 1024
 _BLOCK = 512  # the unit of st_blocks on every system
 _MOST_MAPS = 64 * 1024 * 1024  # of one process: more than the kernel's 65530 mappings take
 _MAP_LINE = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S{4} [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
+_DELETED = b" (deleted)"
+_DELETED_LINE = re.compile(rb"^.*" + re.escape(_DELETED) + rb"$", re.MULTILINE)
 _OWN_FIELDS = (b"RssAnon", b"RssShmem", b"VmSwap")
-_SEGMENT_FIELDS = 16  # of a line that describes a segment; its last two are bytes
+_PAGE_TABLES = (b"VmPTE",)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -32,7 +34,7 @@ MOST_DESCRIPTORS = 100_000
 
 
 def start_ticks(pid: int) -> int | None:
-    """The start time of a process in kernel ticks; None if there is no such process."""
+    """Returns the start time of a process in kernel ticks; None if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return int(fields[_START_FIELD]) if fields else None
@@ -56,9 +58,18 @@ def ancestors(pid: int) -> frozenset[int]:
 
 
 def program_name(pid: int) -> str:
-    """The name of the program that a process runs; empty if there is no such process."""
+    """Returns the name of the program that a process runs; empty if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         return _contents(process, "comm").decode(errors="replace").strip()
+
+
+_MAPPING_BYTES = 256
+_INODE_BYTES = 1024
+_OBJECT_BYTES = 512  # of a message queue, a set of semaphores or a segment
+_MESSAGE_BYTES = 64
+_SEMAPHORE_BYTES = 128
+"""The kernel's memory for one object of each kind, rounded up: none of it belongs to a process. The kernel by default
+allows gigabytes of each."""
 
 
 class ProcessTable:
@@ -77,15 +88,16 @@ class ProcessTable:
             self._folder = -1
 
     def ids(self) -> frozenset[str]:
-        """The process ids, as they are numbered in this folder's namespace."""
+        """Returns the process ids, as they are numbered in this folder's namespace."""
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 
     def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
-        """The combined usage of the processes. `places` are file systems in memory, named relative to this folder.
-        `beside` is the size in bytes of memory that belongs to no process. Shared memory counts in full for every
-        process that maps it. If the sum exceeds the limit, each process counts only its share, which takes longer to
-        read. If there are too many processes, only their number is returned."""
+        """Returns the combined usage of the processes, including the kernel's memory for their address spaces. `places`
+        are file systems in memory, named relative to this folder. `beside` is the size in bytes of memory that belongs
+        to no process. Shared memory counts in full for every process that maps it. If the sum exceeds the limit, each
+        process counts only its share, which takes longer to read. If there are too many processes, only their number is
+        returned."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
                 return SandboxUsage(processes=count)
@@ -95,10 +107,11 @@ class ProcessTable:
             for _, process in self._processes():
                 count += 1
                 unnamed.add(process)
-                own += _own_bytes(process)
-            kept += beside + unnamed.memory_bytes
+                own += _status_bytes(process, _OWN_FIELDS)
+                kept += _status_bytes(process, _PAGE_TABLES)
+            kept += beside + unnamed.memory_bytes + unnamed.mappings * _MAPPING_BYTES
             used = own + kept
-            if used > limits.memory_bytes:
+            if kept <= limits.memory_bytes < used:
                 used = kept + sum(_shared_bytes(process, unnamed) for _, process in self._processes())
         return SandboxUsage(
             processes=count,
@@ -108,13 +121,14 @@ class ProcessTable:
         )
 
     def _in_memory(self, places: Iterable[str]) -> tuple[frozenset[int], int]:
-        """The devices of these file systems, and the bytes in them that belong to no process."""
+        """Returns the devices of these file systems, and the bytes in them that belong to no process."""
         devices, total = set(), 0
         for name in places:
             with _held(name, self._folder) as folder, contextlib.suppress(OSError):
                 found = os.statvfs(folder)
                 devices.add(os.fstat(folder).st_dev)
                 total += (found.f_blocks - found.f_bfree) * found.f_frsize
+                total += (found.f_files - found.f_ffree) * _INODE_BYTES
         return frozenset(devices), total
 
     def is_crowded(self, most: int) -> bool:
@@ -124,7 +138,7 @@ class ProcessTable:
             return len(self._names()) > most
 
     def signal(self, number: int, *, besides: frozenset[str], mark: str | None) -> int:
-        """Signal all processes except `besides`; with a mark, only those that carry it. Returns how many were
+        """Signals all processes except `besides`; with a mark, only those that carry it. Returns how many were
         signalled."""
         reached = 0
         with self._lock:
@@ -190,6 +204,7 @@ class UnnamedFiles:
         self._sizes: dict[tuple[int, int], int] = {}  # lint: allow it is bounded, and kept for one measurement
         self._anonymous = _anonymous_device()
         self.descriptors = 0
+        self.mappings = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -204,7 +219,7 @@ class UnnamedFiles:
         return device in self._counted or (device, inode) in self._sizes
 
     def add(self, process: int) -> None:
-        """Add the files that a process holds open. Nothing is added beyond `MOST_DESCRIPTORS`."""
+        """Adds the files that a process holds open. Nothing is added beyond `MOST_DESCRIPTORS`."""
         with _held("fd", process if process >= 0 else None) as folder:
             try:
                 names = [] if folder < 0 else os.listdir(folder)  # noqa: PTH208 it has no path
@@ -218,7 +233,9 @@ class UnnamedFiles:
                     found = os.stat(name, dir_fd=folder)
                     if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                         self._add(found.st_dev, found.st_ino, found.st_blocks * _BLOCK)
-        for mapped in _mapped(_contents(process, "maps", _MOST_MAPS)):
+        maps = _contents(process, "maps", _MOST_MAPS)
+        self.mappings += maps.count(b"\n")
+        for mapped in _mapped(found[0] for found in _DELETED_LINE.finditer(maps)):
             if mapped.deleted and mapped.device != self._anonymous:  # memfds are already part of the process's memory
                 self._add(mapped.device, mapped.inode, mapped.size)
 
@@ -237,7 +254,7 @@ class _Mapped(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        return self.path.endswith(b" (deleted)")
+        return self.path.endswith(_DELETED)
 
     @property
     def is_segment(self) -> bool:
@@ -245,15 +262,15 @@ class _Mapped(NamedTuple):
         return self.path.startswith(b"/SYSV")
 
 
-def _mapped(text: bytes) -> Iterator[_Mapped]:
-    for line in text.splitlines():
+def _mapped(lines: Iterable[bytes]) -> Iterator[_Mapped]:
+    for line in lines:
         if (found := _MAP_LINE.match(line)) is not None:
             start, end, major, minor = (int(found[index], 16) for index in range(1, 5))
             yield _Mapped(os.makedev(major, minor), int(found[5]), end - start, found[6])
 
 
 def _anonymous_device() -> int:
-    """The device on which the kernel keeps memfds and other shared memory."""
+    """Returns the device on which the kernel keeps memfds and other shared memory."""
     fd = os.memfd_create("device")
     try:
         return os.fstat(fd).st_dev
@@ -261,25 +278,37 @@ def _anonymous_device() -> int:
         os.close(fd)
 
 
-def segment_bytes(listed: bytes) -> int:
-    """The size of System V shared memory, both in memory and swapped out, from the text of /proc/sysvipc/shm."""
-    rows = [line.split() for line in listed.splitlines()[1:]]
-    return sum(int(row[-2]) + int(row[-1]) for row in rows if len(row) >= _SEGMENT_FIELDS)
+def ipc_bytes(listed: bytes) -> int:
+    """Returns the size of System V shared memory (also swapped out), message queues and semaphores, from the text of
+    the files in /proc/sysvipc. Each of them begins with the names of its columns."""
+    names: list[bytes] = []
+    total = 0
+    for line in listed.splitlines():
+        fields = line.split()
+        if fields[:1] == [b"key"]:
+            names = fields
+            continue
+        row = {name: int(field) for name, field in zip(names, fields, strict=False) if name in _SIZES}
+        total += _OBJECT_BYTES + sum(value * _SIZES[name] for name, value in row.items())
+    return total
 
 
-def _own_bytes(process: int) -> int:
-    """The memory of a process, without pages mapped from files."""
+_SIZES = {b"rss": 1, b"swap": 1, b"cbytes": 1, b"qnum": _MESSAGE_BYTES, b"nsems": _SEMAPHORE_BYTES}
+
+
+def _status_bytes(process: int, names: tuple[bytes, ...]) -> int:
+    """Returns the sum of these fields of a process's status. Pages mapped from files are in none of them."""
     status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
-    return sum(int(status[name].split()[0]) * _KIB for name in _OWN_FIELDS if name in status)
+    return sum(int(status[name].split()[0]) * _KIB for name in names if name in status)
 
 
 def _shared_bytes(process: int, counted: UnnamedFiles) -> int:
-    """The process's share of shared memory, without memory that is already counted."""
+    """Returns the process's share of shared memory, without memory that is already counted."""
     total, skipped = 0, False
     for line in _contents(process, "smaps", _MOST_MAPS).splitlines():
         if line.startswith((b"Pss:", b"SwapPss:")):
             total += 0 if skipped else int(line.split()[1]) * _KIB
-        elif mapped := next(_mapped(line), None):
+        elif mapped := next(_mapped([line]), None):
             skipped = mapped.is_segment or counted.counts(mapped.device, mapped.inode)
     return total
 

@@ -74,7 +74,7 @@ class _Program(ctypes.Structure):
 
 
 def problem() -> str:
-    """The reason why this machine has no filter, in one sentence; empty if it has one."""
+    """Returns the reason why this machine has no filter, in one sentence; empty if it has one."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return f"There is no system call filter for {machine}; sandboxes run without it."
@@ -84,8 +84,8 @@ def problem() -> str:
 
 
 def confined(start: Callable[[], int]) -> int:
-    """Call `start` in a new thread and return its result. Filter, keyring and privileges belong to that thread and are
-    inherited by the processes that it starts. Raises OSError if they cannot be set."""
+    """Calls `start` in a new thread and returns its result. Filter, keyring and privileges belong to that thread and
+    are inherited by the processes that it starts. Raises OSError if they cannot be set."""
     result: list[int] = []
     failure: list[BaseException] = []
 
@@ -148,7 +148,7 @@ def _table(architecture: _Architecture) -> bytes:
 
 
 def _load_argument(position: int) -> bytes:
-    """Load the lower half of an argument: all architectures of the table are little-endian."""
+    """Loads the lower half of an argument: all architectures of the table are little-endian."""
     return _instruction(_LOAD, _FIRST_ARGUMENT + _ARGUMENT_BYTES * position)
 
 

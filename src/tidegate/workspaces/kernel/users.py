@@ -26,9 +26,9 @@ _ALONE = len(_MAP) == 3 and int(_MAP[1]) != _ROOT and int(_MAP[2]) == 1
 
 
 def user_of(setting: str, project: Path | None, owner: str) -> User | None:
-    """The user for a workspace. `setting` is `workspaces.user`; `owner` is the identifier that the gateway's processes
-    carry. This function reads the project folder, so it belongs in a thread. Raises ToolFailed if the setting is an
-    unknown name or root."""
+    """Returns the user for a workspace. `setting` is `workspaces.user`; `owner` is the identifier that the gateway's
+    processes carry. This function reads the project folder, so it belongs in a thread. Raises ToolFailed if the setting
+    is an unknown name or root."""
     if not is_root():
         return None
     if setting:
@@ -50,7 +50,7 @@ def is_root() -> bool:
 
 
 def user_named(setting: str) -> User:
-    """The user with that name or number. Raises ToolFailed for an unknown name and for root."""
+    """Returns the user with that name or number. Raises ToolFailed for an unknown name and for root."""
     try:
         found = pwd.getpwuid(int(setting)) if setting.isdecimal() else pwd.getpwnam(setting)
         user = User(found.pw_uid, found.pw_gid)
@@ -64,7 +64,7 @@ def user_named(setting: str) -> User:
 
 
 def _group_of(uid: int, folders: int) -> int:
-    """The user's own group, or the folder's group if the system does not know the user. Never root's group."""
+    """Returns the user's own group, or the folder's group if the system does not know the user. Never root's group."""
     try:
         group = pwd.getpwuid(uid).pw_gid
     except KeyError:
@@ -73,14 +73,14 @@ def _group_of(uid: int, folders: int) -> int:
 
 
 def as_user(user: User | None, setpriv: str) -> list[str]:
-    """The command prefix that runs a command as that user."""
+    """Returns the command prefix that runs a command as that user."""
     if user is None:
         return []
     return [setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--"]
 
 
 def as_user_reaching(user: User | None, *folders: Path) -> list[str]:
-    """The command prefix for a command that must reach these folders, wherever they are."""
+    """Returns the command prefix for a command that must reach these folders, wherever they are."""
     if user is None:
         return []
     program = [sys.executable, "-I", "-S", "-B", drop_privileges.__file__]

@@ -100,7 +100,7 @@ class BackgroundProcesses:
     async def start(
         self, live_sandbox: LiveSandbox, name: str, command: str, *, restart: bool, notify: bool
     ) -> ProcessRow | None:
-        """Start a process; None if a process with that name is already running."""
+        """Starts a process; None if a process with that name is already running."""
         if not _NAME.fullmatch(name):
             raise ToolFailed("A process name must have 1 to 64 letters, digits, dots, dashes and underscores.")
         if name in live_sandbox.running:
@@ -135,7 +135,7 @@ class BackgroundProcesses:
         return row
 
     async def restart_lost(self, live_sandbox: LiveSandbox, lost: ProcessRow) -> None:
-        """Restart a lost process marked `restart`, once, and report the result."""
+        """Restarts a lost process marked `restart`, once, and reports the result."""
         id = new_id("pr")
         row = await self._store.write(lambda db: processes.restart(db, lost.id, new_id=id, log=id, now=self._clock()))
         if row is None:
@@ -148,7 +148,7 @@ class BackgroundProcesses:
         await self._store.write(messages.add_notice, live_sandbox.session, notice, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
-        """Spawn the process of a row, or record in the row that this failed."""
+        """Spawns the process of a row, or records in the row that this failed."""
         child: Child | None = None
         try:
             await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
@@ -166,7 +166,7 @@ class BackgroundProcesses:
             raise
 
     async def _abandon(self, live_sandbox: LiveSandbox, row: ProcessRow, child: Child | None) -> None:
-        """End what was spawned so far and record the end."""
+        """Ends what was spawned so far and records the end."""
 
         async def over() -> None:
             if child is not None:
@@ -265,7 +265,7 @@ class BackgroundProcesses:
         await self._store.write(_add_notice_later, row, text, self._clock())
 
     async def report_ends(self) -> None:
-        """Report each end that was recorded but, because of a kill or a fault, not reported. May be called whenever
+        """Reports each end that was recorded but, because of a kill or a fault, not reported. May be called whenever
         turns can start. An end that is being reported elsewhere at the same time is still reported only once."""
         last = ""
         for _ in range(BATCHES):
@@ -284,7 +284,7 @@ class BackgroundProcesses:
     def _record(
         self, db: Db, row: ProcessRow, state: ProcessEnd, code: int | None, known: bool, text: str
     ) -> ProcessRow | None:
-        """Record the end and its notice in one transaction."""
+        """Records the end and its notice in one transaction."""
         now = self._clock()
         ended = processes.mark_ended(db, row.id, state=state, exit_code=code, now=now, end_reported=known or bool(text))
         if ended is not None and text:
@@ -329,14 +329,14 @@ class BackgroundProcesses:
         return ProcessLog(self._spool.file(row.session, row.log), self._settings.process_log_bytes)
 
     async def mark_lost(self, row: ProcessRow) -> ProcessRow | None:
-        """Record that a process was lost with the previous gateway."""
+        """Records that a process was lost with the previous gateway."""
         text = "" if row.restart else f"The process {process_label(row)} ended when the gateway was stopped."
         ended: ProcessRow | None = await self._store.write(self._record, row, "lost", None, row.restart, text)
         await self._prune(row.session)
         return ended
 
     async def forget(self, session: str) -> None:
-        """Record the end of all processes of an ended session and remove their logs."""
+        """Records the end of all processes of an ended session and removes their logs."""
         for row in await self._store.read(processes.of_session, session, principal=None):
             if row.ended is None:
                 await self._store.write(self._record, row, "ended", None, True, "")

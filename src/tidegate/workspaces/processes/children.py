@@ -30,7 +30,7 @@ _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin"
 
 
 def find_program(program: str) -> str | None:
-    """The path of a system program. The gateway's own PATH is not used, since it may begin with any folder."""
+    """Returns the path of a system program. The gateway's own PATH is not used, since it may begin with any folder."""
     for folder in _SEARCH:
         path = f"{folder}/{program}"
         if os.access(path, os.X_OK):
@@ -62,7 +62,7 @@ class Spawner:
         passing: Mapping[int, int] | None = None,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "ChildProcess":
-        """Start a child. `passing` maps our descriptors to their numbers in the child; all others are closed there.
+        """Starts a child. `passing` maps our descriptors to their numbers in the child; all others are closed there.
         `within` is passed to `ProcessStarter`."""
         ours, theirs = _pipes()
         descriptors = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
@@ -129,7 +129,7 @@ class ChildProcess:
             raise ToolFailed("It accepts no more input: it has closed its input, or has ended.") from None
 
     def post(self, data: bytes) -> None:
-        """Write a few bytes without waiting; they are lost if the child no longer reads."""
+        """Writes a few bytes without waiting; they are lost if the child no longer reads."""
         if self._input is not None and not self._input.is_closing():
             self._input.write(data)
 
@@ -144,12 +144,12 @@ class ChildProcess:
         return await self._state.read(READ_BYTES)
 
     def close_output(self) -> None:
-        """Close our ends of the child's output streams. Buffered data can still be read."""
+        """Closes our ends of the child's output streams. Buffered data can still be read."""
         for transport in self._outputs:
             transport.close()
 
     def close(self) -> None:
-        """Close all streams; a process that still writes to them gets SIGPIPE."""
+        """Closes all streams; a process that still writes to them gets SIGPIPE."""
         self.close_output()
         if self._input is not None:
             transport = self._input.transport
@@ -164,7 +164,7 @@ class ChildEnd(Protocol):
 
 
 async def kill_and_close(child: ChildEnd) -> None:
-    """Kill a child and close its streams. Waits for its end unless the caller is cancelled again."""
+    """Kills a child and closes its streams. Waits for its end unless the caller is cancelled again."""
     try:
         with CancelScope(shield=True):
             await child.end(0)
@@ -174,7 +174,7 @@ async def kill_and_close(child: ChildEnd) -> None:
 
 @contextlib.asynccontextmanager
 async def killed_on_error(child: ChildEnd) -> AsyncIterator[None]:
-    """Kill the child if the block fails."""
+    """Kills the child if the block fails."""
     try:
         yield
     except BaseException:
@@ -183,7 +183,7 @@ async def killed_on_error(child: ChildEnd) -> AsyncIterator[None]:
 
 
 def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
-    """Have the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). This end
+    """Has the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). This end
     must stay open."""
     if not child.running:  # its number may have been reused
         raise ToolFailed("It ended while it was starting.")
@@ -193,7 +193,7 @@ def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Create the three streams; returns our ends and the child's ends."""
+    """Creates the three streams; returns our ends and the child's ends."""
     opened: list[int] = []
     try:
         for _ in range(3):

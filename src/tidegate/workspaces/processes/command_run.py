@@ -46,8 +46,8 @@ async def run_child(
     check: Check | None = None,
     grace: Callable[[], float] = lambda: 0,
 ) -> CommandResult:
-    """Run a child to its end. `check` is called at intervals while it runs. Processes that the child leaves behind have
-    `grace` seconds to end. If the caller is cancelled, however often, the child is ended in `scope`."""
+    """Runs a child to its end. `check` is called at intervals while it runs. Processes that the child leaves behind
+    have `grace` seconds to end. If the caller is cancelled, however often, the child is ended in `scope`."""
     loop = asyncio.get_running_loop()
     state = bytearray()
     code: int | None = None
@@ -83,8 +83,8 @@ async def run_child(
 
 
 async def end(child: Child, grace: float, scope: Scope | None) -> None:
-    """End a child and close its streams; done when this returns or raises. The caller may be cancelled more than once,
-    since a stop and a timeout can coincide. With a scope this makes no difference."""
+    """Ends a child and closes its streams; done when this returns or raises. The caller may be cancelled more than
+    once, since a stop and a timeout can coincide. With a scope this makes no difference."""
 
     async def over() -> None:
         try:

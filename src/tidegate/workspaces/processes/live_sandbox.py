@@ -99,7 +99,7 @@ class LiveSandbox:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Count the sandbox as in use during the block."""
+        """Counts the sandbox as in use during the block."""
         self._users += 1
         try:
             yield
@@ -110,7 +110,7 @@ class LiveSandbox:
     # -- the sandbox --
 
     async def enter(self) -> Sandbox:
-        """The session's sandbox; opens one if needed."""
+        """Returns the session's sandbox; opens one if needed."""
         while True:
             if self.closed:
                 raise ToolFailed(self.close_reason or CONVERSATION_ENDED)
@@ -125,7 +125,7 @@ class LiveSandbox:
             await self._opening.join()
 
     async def spawn(self, text: bytes, mark: str) -> tuple[Sandbox, Child]:
-        """Start a command in the session's sandbox. If the sandbox ends at that moment, it is opened once more."""
+        """Starts a command in the session's sandbox. If the sandbox ends at that moment, it is opened once more."""
         full = await self.is_full()
         if self.disk is not None:
             self.disk.changed()  # from now on, however the command ends
@@ -149,7 +149,7 @@ class LiveSandbox:
         return sandbox
 
     async def note_lost(self) -> None:
-        """If the sandbox was ended from outside, close it and notify the agent."""
+        """If the sandbox was ended from outside, closes it and notifies the agent."""
         sandbox = self.sandbox
         if sandbox is None or sandbox.alive:
             return
@@ -176,7 +176,7 @@ class LiveSandbox:
     # -- limits --
 
     async def check_limits(self) -> None:
-        """End everything here if a limit is exceeded. Limits that the kernel enforces are not checked."""
+        """Ends everything here if a limit is exceeded. Limits that the kernel enforces are not checked."""
         sandbox = self.sandbox
         if sandbox is None or not sandbox.alive:
             return
@@ -191,8 +191,8 @@ class LiveSandbox:
             await self.measure(load, running=not self.idle)
 
     async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
-        """Current usage, unless no check needs it: the kernel enforces some limits, and a project has no disk
-        limit."""
+        """Returns the current usage, unless no check needs it: the kernel enforces some limits, and a project has no
+        disk limit."""
         if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _POLLED_LIMITS):
             return SandboxUsage()
         return await sandbox.load()
@@ -210,7 +210,7 @@ class LiveSandbox:
         await self._add_notice(self.session, f"{self.close_reason}{f' This ended: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
-        """Measure the disk. If usage exceeds the limit, end the running commands, which may have filled the disk."""
+        """Measures the disk. If usage exceeds the limit, ends the running commands, which may have filled the disk."""
         disk = self.disk
         if disk is not None and await disk.check(running=running, unnamed_bytes=load.unnamed_bytes) and running:
             await self.end_all(disk.exceeded_message)
@@ -224,7 +224,7 @@ class LiveSandbox:
     # -- the end --
 
     async def close(self) -> None:
-        """End everything that runs here; done when this returns."""
+        """Ends everything that runs here; done when this returns."""
         self.closed = True
         if self._opening is not None:
             await self._opening.over()
@@ -242,7 +242,7 @@ class LiveSandbox:
 
 
 def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
-    """A notice about processes that the kernel killed or refused because of limits; empty if there are none."""
+    """Returns a notice about processes that the kernel killed or refused because of limits; empty if there are none."""
     sentences = []
     if after.killed > before.killed:
         most = _amount(limits.memory_bytes)

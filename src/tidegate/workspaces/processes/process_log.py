@@ -71,7 +71,7 @@ class ProcessLog:
             self._fd = -1
 
     def _begin(self) -> None:
-        """Turn the newer file into the older one and start a new file at this offset."""
+        """Turns the newer file into the older one and starts a new file at this offset."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -108,7 +108,7 @@ class ProcessLog:
     # -- reading --
 
     def read(self, since: int | None, limit: int) -> LogPiece:
-        """Read at most `limit` bytes from the offset `since`; if that is None, the last `limit` bytes. Dropped output
+        """Reads at most `limit` bytes from the offset `since`; if that is None, the last `limit` bytes. Dropped output
         is skipped."""
         with self._lock:
             parts = [part for part in map(_part, (self._old, self._new)) if part is not None]
@@ -135,7 +135,7 @@ class ProcessLog:
 
 
 def _part(path: Path) -> tuple[Path, int, int] | None:
-    """A file of the log, the offset of its first byte, and its length in bytes."""
+    """Returns a file of the log, the offset of its first byte, and its length in bytes."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER)

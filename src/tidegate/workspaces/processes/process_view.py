@@ -73,7 +73,7 @@ class ProcessViewer:
         self._log_of = log_of
 
     async def list(self) -> tuple[ProcessView, ...]:
-        """All processes, newest first."""
+        """Returns all processes, newest first."""
         rows = await self._store.read(processes.of_session, self._session, principal=None)
         logs = [self._log(row) for row in rows]
         totals = await to_thread.run_sync(lambda: [log.read(0, 0).total for log in logs])
@@ -88,7 +88,8 @@ class ProcessViewer:
         if found is None:
             rows = await self._store.read(processes.of_session, self._session, principal=None, limit=LISTED_NAMES)
             known = ", ".join(sorted({row.name for row in rows}))
-            raise ToolFailed(f"There is no process named {name[:64]!r}; {f'there are: {known}' if known else 'none'}.")
+            hint = f"the processes are: {known}" if known else "there are none"
+            raise ToolFailed(f"There is no process named {name[:64]!r}; {hint}.")
         return found
 
     async def running(self, name: str) -> RunningProcess:
@@ -111,8 +112,8 @@ class ProcessViewer:
         return OutputPage(data.decode("utf-8", "replace"), start + len(data), dropped)
 
     async def until(self, name: str, pattern: str | None, since: int, place: LiveSandbox | None) -> str | None:
-        """Wait for the first line that matches the pattern; the search runs in the sandbox `place`. Returns None if the
-        process ends without a match. Without a pattern, waits for the end of the process."""
+        """Waits for the first line that matches the pattern; the search runs in the sandbox `place`. Returns None if
+        the process ends without a match. Without a pattern, waits for the end of the process."""
         row = await self.row(name)
         at = since
         while True:
@@ -184,7 +185,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
 
 
 def _next_line(piece: LogPiece) -> int:
-    """The offset of the first incomplete line. A very long line is searched in parts."""
+    """Returns the offset of the first incomplete line. A very long line is searched in parts."""
     complete = piece.data.rfind(b"\n") + 1
     if complete == 0 and len(piece.data) >= SCAN_BYTES:
         complete = len(piece.data)
@@ -192,7 +193,7 @@ def _next_line(piece: LogPiece) -> int:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """The data without an incomplete character at its end."""
+    """Returns the data without an incomplete character at its end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

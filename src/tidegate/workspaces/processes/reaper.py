@@ -33,8 +33,8 @@ class Reaper:
         self._seen: frozenset[tuple[int, int]] = frozenset()
 
     def reap(self) -> int:
-        """Check once; returns how many zombies were reaped. Does nothing unless the gateway is the first process of the
-        system."""
+        """Checks once; returns how many zombies were reaped. Does nothing unless the gateway is the first process of
+        the system."""
         if os.getpid() != FIRST or not _some():
             self._seen = frozenset()
             return 0
@@ -56,7 +56,7 @@ def _some() -> bool:
 
 
 def _zombies() -> Iterator[tuple[int, int]]:
-    """Zombie children with their start times: a number alone may be reused by the next check."""
+    """Yields zombie children with their start times: a number alone may be reused by the next check."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for child in (task / "children").read_text().split():
@@ -73,15 +73,15 @@ class MarkedProcess(NamedTuple):
 
 
 def marked_processes(owner: str) -> list[MarkedProcess]:
-    """The processes with this mark, except the current process and its ancestors: they carry the mark too if an agent
-    started this gateway."""
+    """Returns the processes with this mark, except the current process and its ancestors: they carry the mark too if an
+    agent started this gateway."""
     own = ancestors(os.getpid())
     found = guardian.marked_processes(f"{OWNER}={owner}")
     return [MarkedProcess(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
 
 
 def end(processes: Collection[MarkedProcess]) -> None:
-    """Kill these processes and wait until they are gone; logs an error if some cannot be killed."""
+    """Kills these processes and waits until they are gone; logs an error if some cannot be killed."""
     left = _living({process.pid: process.start for process in processes})
     for pid in left:
         log.warning("a process without an owner is ended", pid=pid, program=program_name(pid))

@@ -217,7 +217,7 @@ class AnthropicAnswer(StreamedAnswer):
     # -- blocks --
 
     def _begin(self, place: int, block: _Block) -> None:
-        """Start a block. If the server left the previous block open, it is closed."""
+        """Starts a block. If the server left the previous block open, it is closed."""
         if not self._begun or place < self._place:
             raise BrokenAnswer(_DISORDER)
         self._close()
@@ -276,7 +276,7 @@ class AnthropicAnswer(StreamedAnswer):
         self._stop = reason
 
     def _pass_over(self, data: bytes) -> None:
-        """Ignore an event of an unexpected shape if its kind is unknown; otherwise raise BrokenAnswer."""
+        """Ignores an event of an unexpected shape if its kind is unknown; otherwise raises BrokenAnswer."""
         try:
             if _decode_typed(data).type not in _EVENTS:
                 return
@@ -310,7 +310,7 @@ class AnthropicAnswer(StreamedAnswer):
             self._thinking.append(text)
 
     def _set_signature(self, signature: str) -> None:
-        """Set the signature of a reasoning block. A block has one signature, so a second one replaces the first."""
+        """Sets the signature of a reasoning block. A block has one signature, so a second one replaces the first."""
         if signature:
             self.count_bytes(signature)
             self._signature = signature
@@ -322,7 +322,7 @@ class AnthropicAnswer(StreamedAnswer):
     # -- usage --
 
     def _count(self, usage: msgspec.Raw) -> None:
-        """Record token counts. Counts are totals, so a later count replaces an earlier one. A missing count replaces
+        """Records token counts. Counts are totals, so a later count replaces an earlier one. A missing count replaces
         nothing."""
         if raw := raw_value(usage):
             counted = ReportedUsage(raw)

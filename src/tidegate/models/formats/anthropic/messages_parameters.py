@@ -157,6 +157,8 @@ def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinkin
         return None, None
     if facts.thinking == "budget":
         return _budget(reasoning, most), None
+    if reasoning in _OFF and facts.thinking_unknown:
+        return None, None
     level = nearest_effort(reasoning, facts.efforts)
     off = (level or reasoning) in _OFF
     if facts.thinking == "effort":
@@ -185,8 +187,10 @@ def _alone(choice: _Choice) -> _Choice:
 
 def _choice(tool_choice: bytes) -> _Choice:
     choice = parse_tool_choice(tool_choice)
+    if choice.kind == "allowed":
+        raise invalid("This model cannot be limited to some of its tools; send fewer `tools` instead.", "tool_choice")
     if choice.kind == "function":
-        return _Choice("tool", choice.name)
+        return _Choice("tool", choice.names[0])
     return _Choice("any" if choice.kind == "required" else choice.kind)
 
 

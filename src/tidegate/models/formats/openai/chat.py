@@ -133,7 +133,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     seed: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, int | float] | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     service_tier: str | None = None
@@ -265,7 +265,10 @@ class ChatWire:
             elif media.is_document:
                 parts.append(_File(_FileData(request_text.file_name(media), msgspec.Raw(request_text.data_url(media)))))
             else:
-                parts.append(_Image(_Url(msgspec.Raw(request_text.data_url(media)), media.detail)))
+                # Compatible servers do not know the newest value, and would refuse the conversation from then on.
+                newest = media.detail == "original" and not self._completion_tokens
+                detail = "high" if newest else media.detail
+                parts.append(_Image(_Url(msgspec.Raw(request_text.data_url(media)), detail)))
         return parts
 
     def _parameters(self, call: Call) -> bytes:

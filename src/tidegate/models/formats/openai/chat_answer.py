@@ -162,7 +162,7 @@ class ChatAnswer(StreamedAnswer):
         self._keep(delta)
 
     def _keep_logprobs(self, raw: msgspec.Raw) -> None:
-        """Keep the log probabilities of each token; values of an unexpected shape are ignored."""
+        """Keeps the log probabilities of each token; values of an unexpected shape are ignored."""
         try:
             found = _decode_logprobs(raw).content or ()
         except msgspec.DecodeError:

@@ -49,20 +49,21 @@ class EndpointReasoning:
         self._mark = b""
 
     def content(self, thought: object, count_bytes: CountBytes) -> None:
-        """Add a piece of `reasoning_content`. Endpoints with this field expect it back even if it is empty."""
+        """Adds a piece of `reasoning_content`. Endpoints with this field expect it back even if it is empty."""
         if isinstance(thought, str):
             self._content = self._content or io.StringIO()
             count_bytes(thought)
             self._content.write(thought)
 
     def plain(self, thought: object, count_bytes: CountBytes) -> None:
-        """Add a piece of `reasoning`."""
+        """Adds a piece of `reasoning`."""
         if isinstance(thought, str) and thought:
             count_bytes(thought)
             self._plain.write(thought)
 
     def details(self, details: object, count_bytes: CountBytes) -> None:
-        """Add pieces of `reasoning_details`. The pieces of one detail follow each other and repeat its other fields."""
+        """Adds pieces of `reasoning_details`. The pieces of one detail follow each other and repeat its other
+        fields."""
         for detail in details if isinstance(details, list) else ():
             if isinstance(detail, dict):
                 count_bytes(_encode(detail).decode())
@@ -70,7 +71,7 @@ class EndpointReasoning:
                 self._add(detail)
 
     def mark(self, mark: msgspec.Raw, count_bytes: CountBytes) -> None:
-        """Set `extra_content`. A newer value replaces an older one."""
+        """Sets `extra_content`. A newer value replaces an older one."""
         self._mark = checked(mark, count_bytes) or self._mark
 
     def fields(self) -> bytes:

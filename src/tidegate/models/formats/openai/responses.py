@@ -93,6 +93,12 @@ class _ChosenFunction(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+class _AllowedTools(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[_ChosenFunction]
+    type: Literal["allowed_tools"] = "allowed_tools"
+
+
 class _Plain(msgspec.Struct):
     type: str
 
@@ -118,6 +124,7 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     reasoning: _Effort | None = None
     safety_identifier: str | None = None
     prompt_cache_retention: msgspec.Raw | None = None
+    prompt_cache_options: msgspec.Raw | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
 
@@ -246,6 +253,7 @@ class ResponsesWire:
                 reasoning=None if effort is None else _Effort(effort),
                 safety_identifier=_identifier(user) if (user := caller_identifier(call)) else None,
                 prompt_cache_retention=extras.get("prompt_cache_retention"),
+                prompt_cache_options=extras.get("prompt_cache_options"),
                 metadata=call.metadata,
                 service_tier=call.service_tier,
             )
@@ -275,9 +283,12 @@ class OpenAIResponses:
         return ResponsesAnswer(limit, on_text)
 
 
-def _choice(raw: bytes) -> str | _ChosenFunction:
+def _choice(raw: bytes) -> str | _ChosenFunction | _AllowedTools:
     choice = parse_tool_choice(raw)
-    return _ChosenFunction(choice.name) if choice.kind == "function" else choice.kind
+    chosen = [_ChosenFunction(name) for name in choice.names]
+    if choice.kind == "allowed":
+        return _AllowedTools("required" if choice.is_required else "auto", chosen)
+    return chosen[0] if chosen else choice.kind
 
 
 def _shape(raw: bytes) -> _Plain | _Schema:

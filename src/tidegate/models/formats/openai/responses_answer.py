@@ -228,7 +228,7 @@ class ResponsesAnswer(StreamedAnswer):
         return given
 
     def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
-        """Finish an item. Its final event has the complete content, which must start with the content that was
+        """Finishes an item. Its final event has the complete content, which must start with the content that was
         streamed."""
         given = _decode_item(raw)
         item = self._growing(index, given.type)

@@ -18,7 +18,6 @@ from tidegate.workspaces.files import (
     SearchQuery,
     SearchResult,
     printable,
-    read_pattern,
 )
 
 MOST = 200
@@ -32,7 +31,7 @@ async def search_files(
     pattern: Annotated[
         str,
         Meta(
-            description="A regular expression, matched line by line; without lookaround and back references; "
+            description="A regular expression (RE2), matched line by line; without look-around and back references; "
             "\\w, \\d, \\s and \\b match ASCII only."
         ),
     ],
@@ -46,7 +45,9 @@ async def search_files(
 ) -> str:
     """Searches text files of the workspace for lines that match a pattern. Binary files and links are left out."""
     query = SearchQuery(
-        pattern=read_pattern(pattern, literal=literal, ignore_case=ignore_case),
+        pattern=pattern,
+        literal=literal,
+        ignore_case=ignore_case,
         choice=FileFilter(glob=glob, hidden=hidden),
         context=context,
         limit=limit,

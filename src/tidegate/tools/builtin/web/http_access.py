@@ -1,33 +1,41 @@
-"""The HTTP client for the fetches and searches of agents.
+"""The fetches and searches of agents.
 
-A fetch connects only to public addresses and to those listed in `web.private`. The socket address is checked right
-before the connection, so the check cannot be bypassed by the spelling of a host, a changing DNS answer or a redirect. A
-fetch sends no cookies and no credentials, and uses no proxy. Its time and its decompressed size are bounded, and only
-one chunk is in memory at a time. Searches, and the search key, go only to the configured engine.
+A fetch connects only to public addresses and to those listed in `web.private`. Without a proxy, the address is checked
+right before the connection. Through the proxy of `web.proxy`, which resolves names itself, each host is checked before
+it is requested, as far as this machine can resolve it (`http_client/address_guard.py`). A fetch sends no cookies and no
+credentials. Its time and its decompressed size are bounded, and only one chunk is in memory at a time. Searches, and
+the search key, go only to the configured engine.
 
 WebAccess owns its connections, which are opened on first use and closed when it is exited.
 """
 
 import asyncio
-import errno
 import os
 import re
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import aiohttp
-from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from tidegate import __version__
 from tidegate.config import WebSettings
 from tidegate.errors import ToolFailed
+from tidegate.http_client import (
+    AddressGuard,
+    ConnectionFailed,
+    ForbiddenAddress,
+    HttpClient,
+    IncomingResponse,
+    Network,
+    Target,
+    Timeouts,
+    resolved,
+)
 from tidegate.security import Secret
-from tidegate.security.addresses import Network, networks, refusal
+from tidegate.security.addresses import networks
 from tidegate.spool import JobRunner
 from tidegate.tools.builtin.web.search_engines import SearchEngine, SearchHit, engine
 
@@ -53,15 +61,12 @@ SHOWN_CHARACTERS = 300
 SEARCH_BYTES = 2 * 1024 * 1024
 """The largest response of a search engine. Twenty results take some tens of KiB."""
 
-READ_BUFFER_BYTES = 64 * 1024
-
-NOT_PUBLIC = "its address is not public"
+NOT_PUBLIC = "its address is not public and not listed in web.private"
 
 _AUTHORITY = re.compile(rf"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//[^/?#]{{{AUTHORITY_CHARACTERS + 1}}}")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+")
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([A-Za-z0-9_:.-]+)""", re.IGNORECASE)
 _REDIRECTING = frozenset({301, 302, 303, 307, 308})
-_ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 _HEADERS = {
     "User-Agent": f"tidegate/{__version__}",
     "Accept": "text/html, text/markdown, text/plain, application/json, image/*;q=0.8, */*;q=0.5",
@@ -88,19 +93,6 @@ class FetchedPage(NamedTuple):
     fd: int
 
 
-class AddressGuard:
-    """Creates the sockets of a connector, and refuses addresses that must not be reached."""
-
-    def __init__(self, allowed: Sequence[Network]) -> None:
-        self._allowed = tuple(allowed)
-
-    def __call__(self, info: tuple[Any, ...]) -> socket.socket:
-        family, kind, protocol, _name, address = info
-        if refusal(str(address[0]), self._allowed):
-            raise OSError(errno.EACCES, NOT_PUBLIC)
-        return socket.socket(family, kind, protocol)
-
-
 class WebAccess:
     """The HTTP client of the process. Refuses all requests until its context is entered. `key` is the search engine's
     key; `resolver` is for tests."""
@@ -111,18 +103,30 @@ class WebAccess:
         *,
         workers: JobRunner | None = None,
         key: Secret | None = None,
-        resolver: AbstractResolver | None = None,
+        network: Network | None = None,
+        resolver: Any = None,
     ) -> None:
         self.settings = settings or WebSettings()
         self.workers = workers or JobRunner()
         self._engine: SearchEngine | None = engine(self.settings, key)
         self._resolver = resolver
+        self._network = network or Network()
+        self._guard = AddressGuard(networks(self.settings.private))
+        # An agent's next fetch goes to another host or comes minutes later.
+        self._guarded = HttpClient(
+            self._network, connections=AT_ONCE, keepalive=0, guard=self._guard, resolver=resolver
+        )
+        self._unguarded = HttpClient(self._network, connections=AT_ONCE, keepalive=0, resolver=resolver)
+        """For the search engine and the proxy, which the operator has chosen."""
+        seconds = self.settings.fetch_seconds
+        self._waits = Timeouts(connect=seconds, first_byte=seconds, idle=seconds)
         self._places = asyncio.Semaphore(AT_ONCE)
+        self._stack = AsyncExitStack()
         self._entered = False
-        self._fetching: aiohttp.ClientSession | None = None
-        self._searching: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
+        for client in (self._guarded, self._unguarded):
+            await self._stack.enter_async_context(client)
         self._entered = True
         return self
 
@@ -130,18 +134,13 @@ class WebAccess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered = False
-        sessions = (self._fetching, self._searching)
-        self._fetching = self._searching = None
-        for session in sessions:
-            if session is not None:
-                await session.close()
+        await self._stack.aclose()
 
     @asynccontextmanager
     async def fetch(self, text: str, contacts: Contacts = _unrecorded) -> AsyncIterator[FetchedPage]:
         """Fetches an address, following redirects. Raises `ToolFailed` with the reason if the fetch fails. `contacts`
         is called with each host before it is contacted."""
-        if self._fetching is None:
-            self._fetching = self._opened(socket_factory=AddressGuard(networks(self.settings.private)))
+        self._check_entered()
         url = _checked(text)
         seconds = self.settings.fetch_seconds
         held = False
@@ -150,7 +149,7 @@ class WebAccess:
                 async with _in_time(f"Fetching {shown(url)}", seconds):
                     await self._places.acquire()
                     held = True
-                    fetched = await self._followed(self._fetching, url, fd, contacts)
+                    fetched = await self._followed(url, fd, contacts)
                 yield fetched
         finally:
             if held:
@@ -163,77 +162,79 @@ class WebAccess:
                 "No search engine is configured: the operator can choose one with search in the table [web] of "
                 "tidegate.toml; web_fetch works without one."
             )
-        if self._searching is None:
-            self._searching = self._opened()
+        self._check_entered()
         request = self._engine.request(query, count)
         name = self._engine.name
-        contacts(URL(request.url).host or "")
+        url = URL(request.url).update_query(request.params)
+        contacts(url.host or "")
+        headers = {**request.headers, "Accept-Encoding": _HEADERS["Accept-Encoding"]}
+        target = self._target(url, headers, request.method)
+        body = () if request.body is None else (request.body,)
         async with _in_time(f"The search with {name}", self.settings.fetch_seconds):
             try:
                 # Redirects are not followed: the key goes only to the configured address.
-                async with self._searching.request(
-                    request.method,
-                    URL(request.url),
-                    params=request.params,
-                    headers={**request.headers, "Accept-Encoding": _HEADERS["Accept-Encoding"]},
-                    data=request.body,
-                    allow_redirects=False,
-                ) as response:
+                response = await self._unguarded.request(target, body, self._waits)
+                try:
                     status = response.status
                     answer = await _read(response, SEARCH_BYTES) if status == HTTPStatus.OK else b""
-            except aiohttp.ClientError as error:
-                raise ToolFailed(f"The search with {name} failed: {_why(error)}.") from None
+                finally:
+                    response.close()
+            except ConnectionFailed as failure:
+                raise ToolFailed(f"The search with {name} failed: {_why(failure)}.") from None
         if status != HTTPStatus.OK:
             raise ToolFailed(f"The search with {name} failed: {self._engine.complaint(status)}.")
         return self._engine.hits(answer)[:count]
 
-    def _opened(self, **options: Any) -> aiohttp.ClientSession:
+    def _check_entered(self) -> None:
         if not self._entered:
             raise ToolFailed("There is no access to the web here.")
-        connector = aiohttp.TCPConnector(
-            limit=AT_ONCE,
-            resolver=self._resolver,
-            use_dns_cache=False,
-            # An agent's next fetch goes to another host or comes minutes later.
-            force_close=True,
-            **options,
-        )
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            read_bufsize=READ_BUFFER_BYTES,
-            timeout=aiohttp.ClientTimeout(total=None),
-            headers={"User-Agent": _HEADERS["User-Agent"]},
-        )
 
-    async def _followed(self, session: aiohttp.ClientSession, url: URL, fd: int, contacts: Contacts) -> FetchedPage:
+    def _target(self, url: URL, headers: dict[str, str], method: str = "GET") -> Target:
+        proxy = self._network.secret_proxy_for(str(url), self.settings.proxy, exceptions=True)
+        return Target(method, str(url), {"User-Agent": _HEADERS["User-Agent"], **headers}, proxy)
+
+    async def _requested(self, url: URL) -> IncomingResponse:
+        target = self._target(url, _HEADERS)
+        if target.proxy is None:
+            return await self._guarded.request(target, (), self._waits)
+        await self._guard.check(url.host or "", url.port or 0, self._resolve)
+        return await self._unguarded.request(target, (), self._waits)
+
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        if self._resolver is None:
+            return await resolved(host, port)
+        return [found["host"] for found in await self._resolver.resolve(host, port)]
+
+    async def _followed(self, url: URL, fd: int, contacts: Contacts) -> FetchedPage:
         first = url
         for _ in range(REDIRECTS + 1):
             contacts(url.host or "")
             try:
-                async with session.get(url, headers=_HEADERS, allow_redirects=False) as response:
-                    target = response.headers.get("Location") if response.status in _REDIRECTING else None
+                response = await self._requested(url)
+                try:
+                    target = response.headers.get("location") if response.status in _REDIRECTING else None
                     if target is None:
                         return await self._kept(response, url, fd)
-            except aiohttp.ClientError as error:
-                raise ToolFailed(f"{shown(url)} cannot be fetched: {_why(error)}.") from None
+                finally:
+                    response.close()
+            except ForbiddenAddress:
+                raise ToolFailed(f"{shown(url)} cannot be fetched: {NOT_PUBLIC}.") from None
+            except ConnectionFailed as failure:
+                raise ToolFailed(f"{shown(url)} cannot be fetched: {_why(failure)}.") from None
             url = _checked(target, url)
         raise ToolFailed(f"{shown(first)} redirects more than {REDIRECTS} times.")
 
-    async def _kept(self, response: aiohttp.ClientResponse, url: URL, fd: int) -> FetchedPage:
+    async def _kept(self, response: IncomingResponse, url: URL, fd: int) -> FetchedPage:
         if response.status != HTTPStatus.OK:
             raise ToolFailed(f"{shown(url)} cannot be fetched: the server answered {_status(response.status)}.")
-        if response.headers.get("Content-Encoding", "").strip().lower() not in _ENCODINGS:
-            raise ToolFailed(f"{shown(url)} cannot be fetched: the server used a compression that was not requested.")
         most = self.settings.fetch_bytes
         size = 0
-        async for piece in response.content.iter_any():
+        while piece := await response.read():
             size += len(piece)
             if size > most:
                 raise ToolFailed(f"{shown(url)} is larger than web.fetch_bytes ({most} bytes) allows.")
             _write(fd, piece)
-        return FetchedPage(str(url), *content_type(response.headers.get("Content-Type", "")), size, fd)
+        return FetchedPage(str(url), *content_type(response.headers.get("content-type", "")), size, fd)
 
 
 def content_type(header: str) -> tuple[str, str]:
@@ -281,31 +282,36 @@ async def _in_time(subject: str, seconds: float) -> AsyncIterator[None]:
         raise ToolFailed(f"{subject} took longer than web.fetch_seconds ({seconds:g} s) allows.") from None
 
 
-async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read(response: IncomingResponse, most: int) -> bytes:
     data = bytearray()
-    async for piece in response.content.iter_any():
+    while piece := await response.read():
         data += piece
         if len(data) > most:
             raise ToolFailed(f"The search engine's answer is longer than {most} bytes.")
     return bytes(data)
 
 
-def _why(error: aiohttp.ClientError) -> str:
+def _why(failure: ConnectionFailed) -> str:
     """Returns the reason for a failure. The library's message is not used, since it may quote the server's response."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its host was not found"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return "the server's certificate is not valid"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        if NOT_PUBLIC in str(error.os_error):
-            return f"{NOT_PUBLIC} and not listed in web.private"
-        reason = errno.errorcode.get(error.os_error.errno or 0)
-        return f"the server cannot be reached ({os.strerror(error.os_error.errno or 0)})" if reason else "no connection"
-    if isinstance(error, aiohttp.InvalidURL):
-        return "its host is malformed"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "the answer was cut off, or its compression is invalid"
-    return f"the server's answer was not valid HTTP ({type(error).__name__})"
+    if failure.proxy:
+        return "the proxy in web.proxy made no connection"
+    match failure.trouble:
+        case "forbidden":
+            return NOT_PUBLIC
+        case "unknown":
+            return "its host was not found"
+        case "untrusted":
+            return "the server's certificate is not valid"
+        case "unconnected" if failure.said == "invalid host name":
+            return "its host is malformed"
+        case "unconnected":
+            return f"the server cannot be reached ({failure.said})" if failure.said else "no connection"
+        case "broken":
+            return "the answer was cut off"
+        case "foreign":
+            return f"the server's answer is not valid HTTP ({failure.said})"
+        case "crowded" | "late" | "silent":
+            return "the server did not answer in time"
 
 
 def _status(status: int) -> str:

@@ -1,0 +1,35 @@
+"""The decision whether an attempt resumes a turn that an earlier attempt has left unfinished.
+
+It follows from the rows of the turn and the properties of its channel (`channels`), so every process decides alike. A
+turn is not resumed if the process was killed more than limits.resumes times while it ran, so a turn that kills the
+gateway cannot do so forever.
+"""
+
+from tidegate.engine import TakenTurn
+from tidegate.errors import GivenUp
+from tidegate.log import Log
+from tidegate.turns.channels import Channel
+
+log = Log(__name__)
+
+
+def check_resumption(taken: TakenTurn, channel: Channel, resumes: int) -> None:
+    """Raises GivenUp if the turn, which was interrupted before, is not to be resumed."""
+    turn, session, interruptions = taken.turn, taken.session, taken.interruptions
+    if channel.strategy(turn, session) == "report":
+        reason, code = (
+            "The gateway stopped while it worked on this, and messages of the channel "
+            f"{channel.name!r} are not resumed automatically; {channel.retry_advice}.",
+            "interrupted",
+        )
+    elif interruptions > resumes:
+        often = "once" if interruptions == 1 else f"{interruptions} times"
+        reason, code = (
+            f"The gateway stopped {often} while it worked on this (limits.resumes is {resumes}), so it was given up, "
+            f"and the log says why; {channel.retry_advice}.",
+            "resume_budget",
+        )
+    else:
+        return
+    log.warning("a turn is not resumed", session=session.id, turn=turn.id, reason=reason)
+    raise GivenUp(reason, code=code)
