@@ -230,13 +230,7 @@ class MessageSearch:
             terms = SearchTerms(
                 limit=limit - len(hits), max_bytes=request.max_bytes, seconds=left, pattern=request.pattern
             )
-            try:
-                spots = await search_texts(self._spool.workers, (text for *_, text in said), terms)
-            except TimeoutError:
-                raise ToolFailed(
-                    f"This regular expression takes too long, at message {said[0][1]} or before it; use a simpler one, "
-                    "or words."
-                ) from None
+            spots = await search_texts(self._spool.workers, (text for *_, text in said), terms)
             for spot in spots.found:
                 of, at_place, heading, _ = said[spot.number]
                 hits.append(ShownHit(heading=heading, excerpt=spot.text, after=f"x{of}.{at_place}"))
@@ -292,13 +286,8 @@ class MessageSearch:
             words=words,
             pattern=request.query if request.kind == "regex" else "",
         )
-        try:
-            paths = [self._spool.file(row.session, row.id) for _, row in rows]
-            return await search_files(self._spool.workers, paths, terms, byte)
-        except TimeoutError:
-            raise ToolFailed(
-                f"This search takes too long, in the result {rows[0][1].id} or one before it; use a simpler one."
-            ) from None
+        paths = [self._spool.file(row.session, row.id) for _, row in rows]
+        return await search_files(self._spool.workers, paths, terms, byte)
 
 
 _RANKED = "the best matches for any of the words first; exact=true finds only messages with all of them"

@@ -27,7 +27,7 @@ async def context_search(
     *,
     query: Annotated[str, Meta(description="A question or words.")],
     exact: Annotated[bool, Meta(description='All words; word* is a prefix, "a b" a phrase.')] = False,
-    regex: Annotated[bool, Meta(description="The query is a regular expression (RE2), matched line by line.")] = False,
+    regex: Annotated[bool, Meta(description="The query is an RE2 pattern.")] = False,
     everywhere: Annotated[bool, Meta(description="Search the person's other conversations too.")] = False,
     after: Annotated[str, Meta(description="Cursor for the next page, from the last answer.", max_length=2000)] = "",
     limit: Annotated[int, Meta(ge=1, le=50)] = 20,
