@@ -20,14 +20,14 @@ from urllib.parse import urlsplit
 from tidegate.errors import Misconfigured
 from tidegate.http_client.address_guard import AddressGuard
 from tidegate.http_client.interface import ClientStats, ConnectionFailed, Lease, Target, Timeouts
-from tidegate.http_client.network import Network
+from tidegate.http_client.proxy_and_tls import Network
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-    from tidegate.http_client.connector import Connector
     from tidegate.http_client.response import Response
+    from tidegate.http_client.transport import Connector
 
 # The defaults of the settings. To one host as many as running turns by default (64), so that no turn waits for a place.
 CONNECTIONS = 128
@@ -96,7 +96,7 @@ class HttpClient:
     @staticmethod
     def load() -> None:
         """Import the library ahead of the first request. Takes a tenth of a second."""
-        import tidegate.http_client.connector  # noqa: F401
+        import tidegate.http_client.transport  # noqa: F401
 
     def lease(self, endpoint: str) -> Lease:
         return Lease(endpoint, self._leases)
@@ -137,7 +137,7 @@ class HttpClient:
         if self._connector is None:
             if not self._entered:
                 raise RuntimeError("The client is not open; enter it with `async with` first.")
-            from tidegate.http_client.connector import Connector  # its library is large
+            from tidegate.http_client.transport import Connector  # its library is large
 
             self._connector = Connector(
                 keepalive=self._keepalive,
