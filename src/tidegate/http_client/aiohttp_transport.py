@@ -4,7 +4,7 @@ The parts of aiohttp that a session is made of are used directly: a session spen
 cookies, redirects and tracing that are not wanted here, and does not tell whether a connection was reused. What is used
 is checked by `tests/http_client/test_aiohttp_canary.py`, so that a new version cannot change it unnoticed.
 
-`Connector` owns the connections and counts their sockets.
+`AiohttpTransport` owns the connections and counts their sockets.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class _Body(aiohttp.Payload):
                 await writer.write(view[start : start + PIECE_BYTES])
 
 
-class Connector:
+class AiohttpTransport:
     def __init__(
         self, *, keepalive: float, limit: int, upload_rate: int, guard: AddressGuard | None, resolver: Any
     ) -> None:
