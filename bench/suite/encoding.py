@@ -13,7 +13,8 @@ from bench.report import Figure
 from bench.suite import Bench
 from tidegate.agent import Conversation
 from tidegate.config import ModelSettings
-from tidegate.models import Clients, Model, Models
+from tidegate.http_client import HttpClient
+from tidegate.models import Model, Models
 from tidegate.security import Secret
 from tidegate.tools import Toolset
 from tidegate.values import Call, Message, Prefix, ToolDefinition
@@ -56,7 +57,7 @@ def measure(bench: Bench, api: str) -> Figure:
 async def take(api: str, repeats: int) -> dict[int, float]:
     """Microseconds of CPU time per turn, the least of all repeats, by length of the conversation."""
     settings = ModelSettings(api=api, base_url="http://127.0.0.1:9/v1", model="scripted")  # type: ignore[arg-type]
-    async with Clients() as clients, Models({"main": settings}, clients, Secret, 1_000_000) as models:
+    async with HttpClient() as client, Models({"main": settings}, client, Secret, 1_000_000) as models:
         model = models.get("main")
         taken: dict[int, float] = {}
         for _ in range(repeats):

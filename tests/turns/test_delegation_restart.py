@@ -10,6 +10,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT
 from tests.tasks import configured, delegating, result, rows, task, until_idle
+from tidegate.errors import Stopping
 from tidegate.store import sessions, turns
 from tidegate.tools import ToolContext, Toolset, tool
 
@@ -47,8 +48,9 @@ async def test_a_stop_lets_a_turn_and_its_tasks_finish_within_the_budget(home: P
             await model.held("gate")
             async with anyio.create_task_group() as group:
                 group.start_soon(gateway.service.drain, WAIT)
-                while gateway.components.engine.can_start():
-                    await anyio.sleep(0.001)
+                with pytest.raises(Stopping):
+                    while True:
+                        await gateway.accept("[say too late]", "other")
                 model.release("gate")
         outcome = await gateway.service.outcome(accepted.turn, ANNA)
         assert (outcome.state, outcome.text) == ("answered", "outer")

@@ -25,7 +25,7 @@ from tidegate.workspaces.backends import remote_keeper
 from tidegate.workspaces.backends.interface import Sandbox
 from tidegate.workspaces.backends.remote_cleanup import FIRST_SECONDS, GIVE_UP_SECONDS, LONGEST_SECONDS
 from tidegate.workspaces.backends.ssh import SshBackend
-from tidegate.workspaces.files import FileFilter, SearchQuery, read_pattern
+from tidegate.workspaces.files import FileFilter, SearchQuery
 
 pytestmark = pytest.mark.anyio
 
@@ -207,7 +207,7 @@ async def test_remote_files_are_read_written_and_found_like_local_ones(place: Pl
     assert (await files.write("new/data", data)).replaced is None
     assert (await files.load("new/data", limit=len(data))).data == data
     assert await place.output_of("sha256sum < new/data") == f"{hashlib.sha256(data).hexdigest()}  -"
-    found = await files.search(".", SearchQuery(pattern=read_pattern("needle", ignore_case=False)))
+    found = await files.search(".", SearchQuery(pattern="needle"))
     assert [hit.path for hit in found.hits] == ["deep/file"]
     listed = await files.list(".", FileFilter(), recursive=False, limit=10)
     assert [entry.path for entry in listed.entries] == ["deep", "new", "out"]

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import anyio
 
-from tidegate.agent import tool_ended
+from tidegate.agent import Parked, tool_ended
 from tidegate.engine.attempt_runner import AttemptRunner, log_superseded
 from tidegate.engine.interface import PARENT_ENDED, Engine, Handler, StartedTurn
 from tidegate.engine.journal import REREAD_SECONDS
@@ -176,6 +176,8 @@ class EmbeddedEngine(Engine):
             live.emit(event)
 
     def delegating(self, turn: str) -> contextlib.AbstractContextManager[None]:
+        if self._is_stopping:
+            raise Parked
         return self._queue.waiting_for_tasks(self._queue.live[turn])
 
     def can_start(self, within: str = "") -> bool:

@@ -118,7 +118,8 @@ class Engine(Protocol):
 
     def delegating(self, turn: str) -> AbstractContextManager[None]:
         """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated. The engine
-        need not reserve a slot for the turn during that time."""
+        need not reserve a slot for the turn during that time. Raises Parked if the process stops and starts no more
+        tasks."""
         ...
 
     def can_start(self, within: str = "") -> bool:

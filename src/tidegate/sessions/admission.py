@@ -155,9 +155,9 @@ class Intake:
         )
 
     def check_open(self, within: str = "") -> None:
-        """Raises an error if no new turns can be accepted now. `within` is the running turn that
-        delegates the new turn."""
-        if not self._open and not (within and self._engine.can_start(within)):
+        """Raises an error if no new turns can be accepted now. `within` is the running turn that delegates the new
+        turn: running turns may delegate until they are parked."""
+        if not self._open and not within:
             raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
         if (lost := self._store.lost) is not None:
             raise StoreLost(lost)
