@@ -37,7 +37,8 @@ class LinePattern(Protocol):
     whole_lines: bool
 
     def find(self, data: bytes, start: int, end: int) -> Span | None:
-        """The next match within `data[start:end]` as (start, end). Its surroundings decide about `^`, `$` and `\\b`."""
+        """Returns the next match within `data[start:end]` as (start, end). The surrounding text decides about `^`, `$`
+        and `\\b`."""
         ...
 
 

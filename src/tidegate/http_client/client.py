@@ -95,7 +95,7 @@ class HttpClient:
 
     @staticmethod
     def load() -> None:
-        """Import the library ahead of the first request. Takes a tenth of a second."""
+        """Imports the library ahead of the first request. The import takes a tenth of a second."""
         import tidegate.http_client.connector  # noqa: F401
 
     def lease(self, endpoint: str) -> Lease:
@@ -114,8 +114,8 @@ class HttpClient:
         )
 
     async def request(self, target: Target, body: Sequence[bytes], waits: Timeouts) -> "Response":
-        """Send a request and return the response once its head has arrived. Closing the response returns its connection
-        to the pool, or closes it."""
+        """Sends a request and returns the response once its head has arrived. Closing the response returns its
+        connection to the pool, or closes it."""
         connector = self._opened()
         leave = await self._place(target.url, waits.first_byte)
         try:
@@ -149,7 +149,7 @@ class HttpClient:
         return self._connector
 
     async def _place(self, url: str, within: float) -> Callable[[], None]:
-        """Wait for a place, in order of arrival. Returns the function that gives it back."""
+        """Waits for a free place, in order of arrival. Returns the function that frees the place."""
         parts = urlsplit(url)
         origin = parts.scheme, parts.netloc
         places = self._origins.get(origin)

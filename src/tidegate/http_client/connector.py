@@ -105,7 +105,7 @@ class Connector:
         """The connections that have carried a request."""
 
     async def close(self) -> None:
-        """Close all connections, also busy ones, and wait until their sockets are closed."""
+        """Closes all connections, even busy ones, and waits until their sockets are closed."""
         for protocol in tuple(self._used):
             if protocol.transport is not None:
                 protocol.transport.abort()
@@ -201,7 +201,7 @@ class Connector:
 
 
 async def _ask(request: aiohttp.ClientRequest, connection: Connection, patience: float) -> aiohttp.ClientResponse:
-    """Send a request and wait for the head of its response. On any failure, the connection is closed."""
+    """Sends a request and waits for the head of its response. On any failure, the connection is closed."""
     protocol = connection.protocol
     assert protocol is not None
     protocol.set_response_params(
@@ -228,7 +228,7 @@ async def _ask(request: aiohttp.ClientRequest, connection: Connection, patience:
 
 
 def _abort(connection: Connection) -> None:
-    """Close a connection without waiting for data that is still to be sent."""
+    """Closes a connection without waiting for data that is still to be sent."""
     if connection.transport is not None:
         connection.transport.abort()
     connection.close()

@@ -95,7 +95,7 @@ class Network:
         return context
 
     def check(self, where: str, proxy: str = "", ca_file: str = "") -> None:
-        """Check the settings of a table before the start. Blocks. Raises Misconfigured."""
+        """Checks the settings of a table before the gateway starts. Blocks. Raises Misconfigured."""
         if proxy not in ("", "none", "environment"):
             self._named(proxy, f"{where} proxy")
         if ca_file:
@@ -133,7 +133,7 @@ class Network:
 
 
 def is_proxy(text: str) -> bool:
-    """True for the address of an HTTP proxy."""
+    """True if this is the address of an HTTP proxy."""
     try:
         parts = urlsplit(text)
         return parts.scheme in PROXY_PORTS and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")

@@ -274,7 +274,7 @@ class Converter(HTMLParser):
         return whole.replace(" ", "%20").replace(")", "%29").replace("\n", "") if usable else ""
 
     def text(self) -> str:
-        """The Markdown of the main content if the page marks it, otherwise of the whole page."""
+        """Returns the Markdown of the main content if the page marks it, otherwise of the whole page."""
         self._flush()
         self._silent = 0
         kept = [block for block in self._blocks if block[2] and not block[3]]

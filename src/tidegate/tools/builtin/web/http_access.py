@@ -79,7 +79,7 @@ Contacts = Callable[[str], None]
 
 
 def _unrecorded(host: str) -> None:
-    """The default for `contacts` where there is no audit log."""
+    """Does nothing. This is the default for `contacts` where there is no audit log."""
 
 
 class FetchedPage(NamedTuple):
