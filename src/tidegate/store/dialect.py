@@ -76,7 +76,7 @@ def match_words(words: Sequence[str]) -> str:
 
 
 def tokenizer(db: Db) -> Callable[[str], list[str]]:
-    """Returns a function that splits text as the index does. The resulting words are never query syntax, and compare
+    """Returns a function that splits text into words as the index does. The words never contain query syntax, and are
     equal to those in the index."""
     split = cast(apsw.Connection, db).fts5_tokenizer("unicode61", ["remove_diacritics", "2"])
     only_words = {"include_offsets": False, "include_colocated": False}
