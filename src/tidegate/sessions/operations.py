@@ -234,7 +234,7 @@ def _checked_title(text: str) -> str:
     title = " ".join(text.split())
     if len(title) > LONGEST_TITLE:
         raise Refused(
-            f"The title has {len(title)} characters and may have {LONGEST_TITLE}; choose a shorter one.",
+            f"The title has {len(title)} characters; the limit is {LONGEST_TITLE}. Choose a shorter one.",
             code="title_too_long",
             param="title",
         )

@@ -186,7 +186,7 @@ class Delegation:
         except Stopping:
             raise Parked from None
         except Refused as error:
-            raise ToolFailed(f"The task was not given: {error.message}") from None
+            raise ToolFailed(f"The task was not delegated: {error.message}") from None
 
     async def _ended(self, turn: str) -> Outcome:
         try:

@@ -177,7 +177,7 @@ class _Walk:
                     raise ToolFailed(f"{shown(self.path)} leads through something that is not a folder.")
                 return ResolvedPath(self.path, self._mount, self._folders[-2], name, fd, status.st_mode)
             elif len(self._folders) > DEEPEST:
-                raise ToolFailed(f"{shown(self.path)} has more than {DEEPEST} levels, which is too deep.")
+                raise ToolFailed(f"{shown(self.path)} has more than {DEEPEST} levels; choose a path with fewer.")
         top = self._folders[-1]
         return ResolvedPath(self.path, self._mount, top, "", top, stat.S_IFDIR)
 
@@ -209,7 +209,8 @@ class _Walk:
                 self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             raise ToolFailed(
-                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must create it."
+                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must create it or "
+                "grant access to it."
             ) from None
         return rest
 
