@@ -1,7 +1,7 @@
 """One attempt to run a turn: it takes the turn, runs its handler, and says how the turn ends.
 
 Guarantee: whatever happens to an attempt, it ends in one of three ways. The turn is to be settled; it is left to a
-later attempt, because this process stops; or it is not this attempt's any more, because another one has taken it or
+later attempt, because this process stops; or it no longer belongs to this attempt, because another one has taken or
 ended it. Whether the attempt resumes a turn follows from the rows that it has taken. The journal of an attempt belongs
 to the attempt; the engine owns its asyncio task.
 """

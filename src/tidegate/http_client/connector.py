@@ -1,8 +1,8 @@
 """One request over aiohttp's connections.
 
-The parts of aiohttp that a session is made of are used directly: a session spends a fifth more on each request, on
-cookies, redirects and tracing that are not wanted here, and does not tell whether a connection was reused. What is used
-is checked by `tests/http_client/test_aiohttp_canary.py`, so that a new version cannot change it unnoticed.
+The parts of which aiohttp's session consists are used directly. A session costs a fifth more per request, for cookies,
+redirects and tracing that are not needed here, and does not tell whether a connection was reused.
+`tests/http_client/test_aiohttp_canary.py` checks each part that is used, so a new version cannot change it unnoticed.
 
 `Connector` owns the connections and counts their sockets.
 """
@@ -51,7 +51,7 @@ _NO_TIMER = TimerNoop()
 
 
 class _Socket(socket.socket):
-    """A socket that says when it is closed."""
+    """A socket that calls `closing` when it is closed."""
 
     closing: Callable[[], None] | None = None
 
@@ -63,7 +63,8 @@ class _Socket(socket.socket):
 
 
 class _Body(aiohttp.Payload):
-    """The body of a request, in pieces. A long body is never joined, and written as fast as the server reads it."""
+    """The body of a request, in pieces. A long body is never joined into one piece, and is written as fast as the
+    server reads it."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         super().__init__(pieces, content_type="application/json")

@@ -33,7 +33,7 @@ class Response:
         self._loop = asyncio.get_running_loop()
         self._patience, self._idle = waits.first_byte, waits.idle
         self._since = 0.0
-        """When the reader began to wait; 0 while it does not."""
+        """When the reader began to wait; 0 while it is not waiting."""
         self._timer: asyncio.TimerHandle | None = None
         self._failure: ConnectionFailed | None = None
         self._headers: dict[str, str] | None = None

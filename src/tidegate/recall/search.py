@@ -3,7 +3,7 @@ results in the spool.
 
 Only visible messages of the requesting principal are read. Undone messages and messages of the requesting turn are not.
 Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that continues
-after it, so nothing is skipped. Regular expressions run in a child process. Searches share no state.
+after it, so nothing is skipped. Regular expressions run in worker threads. Searches share no state.
 """
 
 import re
@@ -23,7 +23,7 @@ PATTERN_SECONDS = 15.0
 reports how far it got."""
 TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
-"""The number of messages to which one child process applies a regular expression."""
+"""The number of messages to which one worker thread applies a regular expression."""
 SESSIONS = 5_000
 """The number of sessions in which one read looks for messages or results. This takes about ten milliseconds."""
 FILES = 50
