@@ -209,7 +209,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends everything that runs in the sandbox; done when this returns. May be called again."""
+        """Ends everything that runs in the sandbox, and waits until that is done. May be called again."""
         ...
 
 
