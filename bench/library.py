@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.prose import Prose
-from tidegate.store import Db, Store, search, sessions
+from tidegate.store import Db, Store, search_index, sessions
 from tidegate.store.rows import pack
 from tidegate.values import Message, Prefix
 
@@ -102,5 +102,5 @@ class Builder:
             body, packed = pack(Message(role=role, text=" ".join(said)))
             rows.append((id, seq, role, body, packed, BEGUN + number))
         db.executemany("INSERT INTO messages(session, seq, role, body, packed, at) VALUES(?, ?, ?, ?, ?, ?)", rows)
-        while search.index(db, AT_ONCE):
+        while search_index.index(db, AT_ONCE):
             pass

@@ -36,6 +36,8 @@ class Scale:
     """Bytes that one tool prints in one call."""
     context_turns: int
     """Turns of one conversation whose model has a small window."""
+    recall_dialogues: int
+    """Generated conversations, with 60 questions about each."""
     search_messages: int
     search_queries: int
     """Queries of each kind."""
@@ -69,6 +71,7 @@ TINY = Scale(
     tool_processes=2,
     tool_bytes=2_000_000,
     context_turns=150,
+    recall_dialogues=1,
     search_messages=2_000,
     search_queries=3,
     kills=2,
@@ -99,7 +102,8 @@ QUICK = Scale(
     tool_processes=500,
     tool_bytes=1_000_000_000,
     context_turns=10_000,
-    search_messages=1_000_000,
+    recall_dialogues=12,
+    search_messages=100_000,
     search_queries=100,
     kills=10,
     crash_sessions=8,
@@ -129,6 +133,7 @@ FULL = Scale(
     tool_processes=500,
     tool_bytes=1_000_000_000,
     context_turns=10_000,
+    recall_dialogues=24,
     search_messages=1_000_000,
     search_queries=100,
     kills=50,

@@ -30,6 +30,7 @@ FIGURES = (
     "streams",
     "tools",
     "context",
+    "recall",
     "search",
     "kill",
     "orphans",

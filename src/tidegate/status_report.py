@@ -122,6 +122,14 @@ class ModelUsage(Frozen, frozen=True):
     cost: float
 
 
+class SearchStatus(Frozen, frozen=True):
+    """The approximate number of messages that no search finds yet, and of those that only the index of an earlier
+    format contains. Both decrease in the background."""
+
+    unindexed: int
+    former: int
+
+
 class SessionsStatus(Frozen, frozen=True):
     """The part of the status that `Sessions` provides."""
 
@@ -130,6 +138,7 @@ class SessionsStatus(Frozen, frozen=True):
     workspaces: WorkspacesStatus
     questions: QuestionStats
     audit: AuditStats
+    search: SearchStatus
     context: dict[str, int]
     """The number of requests that were reduced to fit a model's window, by method."""
     budgets: list[BudgetView]
@@ -287,6 +296,7 @@ class StatusReport(Frozen, frozen=True, omit_defaults=False):
     workspaces: WorkspacesStatus
     questions: QuestionStats
     audit: AuditStats
+    search: SearchStatus
     context: dict[str, int]
     budgets: list[BudgetView]
     model_states: dict[str, ModelStatus]

@@ -542,3 +542,14 @@ Event = (
     | Notice
     | TurnEnded
 )
+
+
+NO_LANGUAGE = "none"
+"""The language of an index in which every form of a word is different."""
+LANGUAGES = (
+    NO_LANGUAGE, "english", "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "esperanto",
+    "estonian", "finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian",
+    "lithuanian", "nepali", "norwegian", "persian", "polish", "portuguese", "romanian", "russian", "serbian",
+    "spanish", "swedish", "tamil", "turkish", "yiddish",
+)  # fmt: skip
+"""Languages of the search index. Stores contain the positions in this list, so new languages are appended."""

@@ -47,7 +47,12 @@ def test_kills_during_the_start_of_a_sandbox_are_counted(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_long_conversation_and_a_search_are_measured(tmp_path: Path) -> None:
     """S35, S32: no request exceeds the window, and between compactions every request starts with the previous one."""
-    assert main(["--scale", "tiny", "--only", "context", "--only", "search", "--results", str(tmp_path)]) == 0
+    assert (
+        main(
+            ["--scale", "tiny", "--only", "context", "--only", "recall", "--only", "search", "--results", str(tmp_path)]
+        )
+        == 0
+    )
     (file,) = tmp_path.glob("*.json")
     figures = {one.name: one for one in msgspec.json.decode(file.read_bytes(), type=Report).figures}
     compactions = figures["context_compactions"].value
@@ -56,7 +61,10 @@ def test_a_long_conversation_and_a_search_are_measured(tmp_path: Path) -> None:
     for name in ("cpu", "sent", "memory", "disk", "short", "summaries"):
         value = figures[f"context_{name}"].value
         assert value is not None and math.isfinite(value), name
-    for way in ("person", "session", "recall", "recall_session", "sessions"):
+    for rule in ("recall_10", "recall_index", "recall_disk"):
+        value = figures[rule].value
+        assert value is not None and value > 0, rule
+    for way in ("person", "session", "recall", "exact", "sessions"):
         value = figures[f"search_{way}"].value
         assert value is not None and value > 0, way
     (plot,) = tmp_path.glob("*.svg")

@@ -217,7 +217,7 @@ async def test_all_turns_of_a_session_end_and_those_of_another_go_on(
 async def test_the_stop_of_a_session_does_not_wait_longer_than_it_was_told(
     store: Store, permits: Permits, two: tuple[Worker, Worker]
 ) -> None:
-    """B8: another process runs the turn and is in the middle of a step."""
+    """B3: another process runs the turn and is in the middle of a step."""
     first, second = two
     await first.accept("t_1", "2 steps")
     await permits.steps("t_1", 1)

@@ -11,10 +11,11 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, live_turn
 from tests.effects import until
+from tests.store.rows import sessions_with
 from tidegate.agent import is_balanced
 from tidegate.commands import build
 from tidegate.sessions.lifecycle import HookPostponed, Write
-from tidegate.store import SessionRow, messages, search, sessions
+from tidegate.store import SessionRow, messages, sessions
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Acceptance, Event, MessageAdded, Notice, TurnEnded
 
@@ -89,7 +90,7 @@ async def check(gateway: Core, running: Acceptance, queued: list[Acceptance]) ->
     exported = [json.loads(line) async for line in gateway.service.export(running.session, ANNA)]
     told = [row["message"]["text"] for row in exported[1:] if row["message"].get("unanswered")]
     assert told == LATE
-    assert await search.search(gateway.store, "steered 2", principal=ANNA.id, ended=True) == [running.session]
+    assert await sessions_with(gateway.store, "steered 2", principal=ANNA.id, ended=True) == [running.session]
 
 
 @pytest.mark.parametrize("way", [_new, _end, _delete])

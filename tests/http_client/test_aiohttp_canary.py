@@ -1,4 +1,4 @@
-"""The parts of aiohttp below its session that `http_client/connector.py` and `response.py` rely on.
+"""The parts of aiohttp below its session that `http_client/aiohttp_transport.py` and `response.py` rely on.
 
 If a new version of aiohttp changes one, a test fails with a sentence that says what changed and what depends on it.
 Adapt the package and this list together.

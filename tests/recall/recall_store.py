@@ -61,7 +61,7 @@ class RecallStore:
         await self.store.write(add, session, said, turn)
 
     async def search(self, query: str, *, context: ToolContext | None = None, **options: Any) -> str:
-        given = {"regex": False, "everywhere": False, "after": "", "limit": 20, **options}
+        given = {"exact": self.plugin is None, "regex": False, "everywhere": False, "after": "", "limit": 20, **options}
         return await self.recall.search(context or self.context(), query, **given)
 
     async def expand(self, *, context: ToolContext | None = None, **options: Any) -> str:

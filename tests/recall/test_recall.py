@@ -11,7 +11,7 @@ from tests.store.rows import complete_turn
 from tidegate.errors import ToolFailed
 from tidegate.recall import render
 from tidegate.recall import search as seeking
-from tidegate.store import messages, search, sessions
+from tidegate.store import messages, search_index, sessions
 from tidegate.values import Media, Message, ToolCall
 
 pytestmark = pytest.mark.anyio
@@ -180,9 +180,7 @@ async def test_any_other_text_is_a_valid_query(past: RecallStore, query: str) ->
     assert (await past.search(query)).endswith("that is all]")
 
 
-@pytest.mark.parametrize(
-    "at", ["x", "w", "wx", "r1", "r1.sp_x", "i", "i0", "w1.2", "r9.sp_gone.0", "w-1", "\n", "x1.1"]
-)
+@pytest.mark.parametrize("at", ["x", "w", "wx", "r1", "r1.sp_x", "i", "i0", "w1.2", "r9.sp_gone.0", "w-1", "\n"])
 async def test_a_place_to_go_on_from_that_no_answer_gave_is_refused(past: RecallStore, at: str) -> None:
     await past.say("s_1", "a heron")
     with pytest.raises(ToolFailed, match="after"):
@@ -277,8 +275,8 @@ async def test_many_conversations_are_gone_through_a_few_at_a_time(
     """L24: whatever one read looks at, all of them are reached, once."""
     for name in ("SESSIONS", "FILES", "TEXTS"):
         monkeypatch.setattr(seeking, name, 2 if name == "TEXTS" else 1)
-    monkeypatch.setattr(search, "EXTENT", 2)
-    monkeypatch.setattr(search, "EXTENT_GROWTH", 1)
+    monkeypatch.setattr(search_index, "EXTENT", 2)
+    monkeypatch.setattr(search_index, "EXTENT_GROWTH", 1)
     for number in range(2, 9):
         await past.begin(f"s_{number}", BERT if number % 3 == 0 else ANNA)
     for number in range(1, 9):

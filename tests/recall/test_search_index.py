@@ -146,9 +146,9 @@ async def test_when_it_does_not_answer_the_full_text_index_does_and_says_so(
         await past.say("s_1", "a heron", "an egret")
         answer = await past.search("heron")
         assert quotes(answer) == ["a heron"]
-        assert "the index 'mine' " in answer and "this is the full-text search; that is all]" in answer
+        assert "the index 'mine' " in answer and "this is the full-text search; " in answer
         with pytest.raises(ToolFailed, match=f"The index 'mine' {words}; search again without `after`"):
-            await past.search("heron", after="i0.1")
+            await past.search("heron", after="i0.1", exact=False)
     assert (tmp_path / "closed").exists()
 
 
@@ -159,7 +159,7 @@ async def test_a_search_cannot_go_on_in_an_index_that_was_removed(tmp_path: Path
         with pytest.raises(
             ToolFailed, match="that this search used is no longer configured; search again without `after`"
         ):
-            await past.search("heron", after="i0.1")
+            await past.search("heron", after="i0.1", exact=False)
 
 
 async def test_a_hung_index_is_not_called_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 from tidegate.store import (
     ApprovalRow,
@@ -9,9 +10,11 @@ from tidegate.store import (
     NewApproval,
     SessionKind,
     SessionRow,
+    Store,
     TurnRow,
     approvals,
     messages,
+    session_search,
     sessions,
     turns,
 )
@@ -108,3 +111,8 @@ def bulk(db: Db, session: str, turn: str, number: int, size: int) -> None:
     """A message of about `size` bytes that does not pack well."""
     text = random.Random(number).randbytes(size // 2).hex()
     messages.append(db, session=session, turn=turn, step=f"bulk-{number}", message=user_message(text), now=1.0)
+
+
+async def sessions_with(store: Store, query: str, **options: Any) -> list[str]:
+    """The ids of the sessions that a search finds."""
+    return [each.id for each in await session_search.search(store, query, **options)]

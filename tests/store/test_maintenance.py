@@ -5,9 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.rows import OWNER, complete_turn, count, new_session, new_turn
+from tests.store.rows import OWNER, complete_turn, count, new_session, new_turn, sessions_with
 from tidegate.errors import StoreFailed
-from tidegate.store import Db, Store, intents, maintenance, messages, outbox, principals, search, sessions, settings
+from tidegate.store import (
+    Db,
+    Store,
+    intents,
+    maintenance,
+    messages,
+    outbox,
+    principals,
+    search_index,
+    sessions,
+    settings,
+)
 from tidegate.values import Prefix
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +86,7 @@ async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> N
         complete_turn(db, "s_other", "t_other", "a long story")
 
     await store.write(write)
-    await store.write(search.index)
+    await store.write(search_index.index)
     assert await store.write(sessions.delete_messages, "s_long", 5) == 0
     await store.write(sessions.end, "s_long", reason="delete", hooks=("memory",), now=3.0)
     await store.write(sessions.mark_for_deletion, "s_long")
@@ -85,8 +96,8 @@ async def test_a_long_transcript_is_removed_a_piece_at_a_time(store: Store) -> N
     assert [row.seq for row in await store.read(messages.page, "s_long")] == list(range(6, 15))
     assert await maintenance.delete_session(store, "s_long")
     assert not await maintenance.delete_session(store, "s_long")
-    assert await store.read(count, "messages") == await store.read(count, "messages_text") == 2
-    assert await search.search(store, "story", principal=OWNER) == ["s_other"]
+    assert await store.read(count, "messages") == await store.read(count, "message_terms") == 2
+    assert await sessions_with(store, "story", principal=OWNER) == ["s_other"]
     assert await store.integrity() == []
 
 
@@ -94,12 +105,12 @@ async def test_rows_that_get_the_numbers_of_removed_ones_are_found_by_search(sto
     """The mark of the index is lowered with the last row, in whatever way that is removed."""
     await store.write(new_session, "s_1")
     await store.write(complete_turn, "s_1", "t_1", "the first words")
-    await store.write(search.index)
+    await store.write(search_index.index)
     await store.write(sessions.end, "s_1", reason="new", hooks=(), now=3.0)
     assert await store.write(sessions.delete_messages, "s_1", 10) == 2
     await store.write(new_session, "s_2")
     await store.write(complete_turn, "s_2", "t_2", "the second words")
-    assert await search.search(store, "second", principal=OWNER) == ["s_2"]
+    assert await sessions_with(store, "second", principal=OWNER) == ["s_2"]
 
 
 async def test_deliveries_expire_and_recover_a_bounded_number_at_a_time(store: Store) -> None:
@@ -138,10 +149,10 @@ async def test_a_check_between_searches_and_writes_finds_no_damage_where_there_i
     """L18: segments of the index that were merged since the last search are not reported as damage."""
 
     def find(db: Db) -> None:
-        db.execute("SELECT rowid FROM messages_text WHERE messages_text MATCH 'word'").fetchall()
+        db.execute("SELECT rowid FROM message_terms WHERE message_terms MATCH 'word'").fetchall()
 
     def add(db: Db, number: int) -> None:
-        db.execute("INSERT INTO messages_text(rowid, text) VALUES(?, ?)", (number, f"word w{number}"))
+        db.execute("INSERT INTO message_terms(rowid, terms) VALUES(?, ?)", (number, f"word w{number}"))
 
     async with Store.open(tmp_path / "tidegate.db", readers=1) as store:
         for number in range(1, 40):

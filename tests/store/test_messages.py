@@ -185,7 +185,7 @@ async def test_a_turn_of_an_unloaded_store_reads_the_same_after_reopening(store:
 
 async def test_bulk_text_takes_at_most_1_3_of_its_size_on_disk_with_its_index(store: Store) -> None:
     """L20, P20: one compressed copy and an index of words."""
-    from tidegate.store import maintenance, search
+    from tidegate.store import maintenance, search_index
 
     words = [f"{stem}{ending}" for stem in ("tide", "gate", "water", "level", "lock", "flood") for ending in range(300)]
     text = " ".join(words[(number * 7919 + number // 11) % len(words)] for number in range(200_000))
@@ -200,7 +200,7 @@ async def test_bulk_text_takes_at_most_1_3_of_its_size_on_disk_with_its_index(st
                 db, session="s_1", turn="t_1", step=f"x{number}", message=user_message(piece), now=1.0
             )
         )
-    while await store.write(search.index):
+    while await store.write(search_index.index):
         pass
     await store.write(maintenance.checkpoint)
     assert store.path.stat().st_size <= 1.3 * total

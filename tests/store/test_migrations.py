@@ -8,7 +8,7 @@ import anyio.to_thread
 import apsw
 import pytest
 
-from tests.store.rows import OWNER, count
+from tests.store.rows import OWNER, count, sessions_with
 from tidegate.errors import StoreFailed
 from tidegate.store import (
     Db,
@@ -21,7 +21,6 @@ from tidegate.store import (
     open_turns,
     principals,
     processes,
-    search,
     sessions,
     settings,
     turns,
@@ -78,7 +77,7 @@ async def test_an_old_conversation_can_be_continued(old: Path) -> None:
         assert [turn.id for turn in await store.read(open_turns.listing)] == ["t_2"]
         assert [one.value for one in await store.read(settings.get_all, "s_verse", 5.0)] == ["fast"]
         assert await store.read(principals.authenticate, b"k" * 32, "key", 5.0) is not None
-        assert await search.search(store, "tide", principal=OWNER) == ["s_verse"]
+        assert await sessions_with(store, "tide", principal=OWNER) == ["s_verse"]
         over = await store.read(sessions.get, "s_over")
         assert over is not None and over.ended == 5.0
         await store.write(turns.take, "t_2", 6.0)

@@ -11,6 +11,7 @@ import pytest
 from tests.store.rows import OWNER, answered, ask, complete_turn, new_session, new_turn, user_message
 from tidegate.recall import recall as recalling
 from tidegate.store import (
+    AllWords,
     Db,
     StopRequest,
     Store,
@@ -26,8 +27,11 @@ from tidegate.store import (
     outbox,
     principals,
     processes,
+    ranking,
     receipts,
     search,
+    search_index,
+    session_search,
     sessions,
     settings,
     spooled,
@@ -53,13 +57,13 @@ GROWING = (
     "workspaces",
     "spooled",
     "prefixes",
-    "indexed_sessions",
+    "index_blocks",
     "indexed_extents",
     "summaries",
     "audit",
 )
 OPEN = (
-    "turns_open|endings_pending|processes_live|processes_restart|processes_untold|workspaces_trash|outbox_sending"
+    "index_retitled|index_unplaced|turns_open|endings_pending|processes_live|processes_restart|processes_untold|workspaces_trash|outbox_sending"
     "|audit_configuration"
 )
 """Indexes that hold only what is open, or the configurations there were, of which there is little."""
@@ -184,18 +188,23 @@ def own(db: Db, session: str, turn: str) -> None:
 
 def recall(db: Db, session: str) -> None:
     """The statements of recall."""
-    search.index(db)
-    search.count_unindexed(db)
+    search_index.index(db)
+    search_index.index_former(db)
+    search_index.count_unindexed(db)
+    analyzer = search_index.analyzer(db)
     for principal, one in ((OWNER, None), (OWNER, session)):
-        search.search_messages(db, "hello", lambda found: found, principal=principal, session=one, own=session)
+        words = AllWords("hello", analyzer)
+        search.search_messages(db, words, lambda found: found, principal=principal, session=one, own=session)
+        asked = ranking.Question("hello", analyzer, 1.0)
+        ranking.search_ranked(db, asked, lambda found: found, principal=principal, session=one, own=session)
     for whose in (OWNER, None):
-        search.search_mentions(db, "hello", principal=whose, ended=None, below=search.LAST)
-    search.search_titles(db, "hello", principal=OWNER, ended=None, before=(2.0, "s_2"))
+        session_search.search_mentions(db, "hello", principal=whose, ended=None, below=search_index.LAST, limit=9)
+        session_search.search_titles(db, "hello", principal=whose, ended=None, limit=9)
     search.mention(db, 1, "t_9")
-    search.sessions_below(db, OWNER, 1 << 30, 10)
-    search.session_of(db, OWNER, 0)
+    search_index.sessions_below(db, OWNER, 1 << 30, 10)
+    search_index.session_of(db, OWNER, 0)
     search.results_below(db, OWNER, session, 1 << 30, 10, 10)
-    search.is_behind(db, "t_1")
+    search_index.is_behind(db, "t_1")
     search.next_messages(db, "mine", 10, 1000)
     search.save_index_mark(db, "mine", 1)
     summary = summaries.add(db, session, SummaryRow(0, 0, 1, 2, None, "prepared", "model", "m", 0.0, "x"), 1.0)
@@ -254,9 +263,9 @@ def test_a_search_reads_a_range_of_the_index_and_sorts_nothing(tmp_path: Path) -
         migrations.migrate(db)
         results = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + search.RESULTS_QUERY, (1, 2, "p", "s", 3))]
         assert not any("TEMP B-TREE" in line or "SCAN" in line for line in results), results
-        for sql in (search.MENTIONS_QUERY, dialect.FIND_ENTRIES):
+        for sql, table in ((dialect.FIND_ENTRIES, "message_terms"), (dialect.FIND_TITLES, "session_titles")):
             plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + sql, ("x", 1, 2, 3))]
-            (index,) = (line for line in plan if "messages_text" in line)
+            (index,) = (line for line in plan if table in line)
             assert re.search(r"VIRTUAL TABLE INDEX \d+:M\d?><$", index), plan
             assert not any("TEMP B-TREE" in line or "MATERIALIZE" in line for line in plan), plan
 

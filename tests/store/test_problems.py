@@ -61,7 +61,7 @@ from tidegate.errors import StoreFull
 from tidegate.store import Store
 
 folder = Path(sys.argv[1])
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], check=True)
 
 async def main():
     async with Store.open(folder / "tidegate.db") as store:

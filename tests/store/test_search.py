@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.store.rows import OWNER, complete_turn, count, get_meta, new_session
-from tidegate.store import Db, Store, messages, migrations, search, sessions
+from tests.store.rows import OWNER, complete_turn, count, get_meta, new_session, sessions_with
+from tidegate.store import AllWords, Db, Store, messages, migrations, search, search_index, session_search, sessions
 from tidegate.store.sqlite.connections import connect
 
 pytestmark = pytest.mark.anyio
@@ -24,10 +24,10 @@ async def test_words_are_found_in_their_messages(store: Store) -> None:
         complete_turn, "s_1", "t_1", "The ÉCLUSE at the harbour opens lock_gates, noon. " + "filler " * 200
     )
     await store.write(complete_turn, "s_1", "t_2", "Nothing of the kind.")
-    for query in ("ecluse", "Écluse noon", "harb", "opens*", "AT the", "lock_gates", "(noon)", '"harbour"'):
-        assert await search.search(store, query, principal=OWNER) == ["s_1"], query
-    for query in ('harbour" OR "x', "noon AND (", "arbour", "kind harbour", "", "_", "!"):
-        assert await search.search(store, query, principal=OWNER) == [], query
+    for query in ("ecluse", "Écluse noon", "harb", "opens*", "the harbour at", "lock_gates", "(noon)", '"harbour"'):
+        assert await sessions_with(store, query, principal=OWNER) == ["s_1"], query
+    for query in ('harbour" OR "x', "noon AND (", "arbour", "kind harbour", "", "_", "!", "at the"):
+        assert await sessions_with(store, query, principal=OWNER) == [], query
 
 
 async def test_titles_and_names_are_found_before_messages(store: Store) -> None:
@@ -40,20 +40,19 @@ async def test_titles_and_names_are_found_before_messages(store: Store) -> None:
     await store.write(complete_turn, "s_4", "t_4", "We meet at the harbour.")
     await store.write(sessions.set_title, "s_2", "The ÉCLUSE_of the Harbour")
     await store.write(complete_turn, "s_2", "t_5", "the harbour again", now=9.0)
-    found = await search.search(store, "harbour", principal=OWNER)
+    found = await sessions_with(store, "harbour", principal=OWNER)
     assert found[:2] == ["s_2", "s_1"] and found[2:] == ["s_4"]
-    assert await search.search(store, "harbour", principal=OWNER, limit=1) == ["s_2"]
-    assert sorted(await search.search(store, "harbour", principal=None)) == ["s_1", "s_2", "s_3", "s_4"]
+    assert await sessions_with(store, "harbour", principal=OWNER, limit=1) == ["s_2"]
+    assert sorted(await sessions_with(store, "harbour", principal=None)) == ["s_1", "s_2", "s_3", "s_4"]
     for query, wanted in (("ecluse harb", ["s_2"]), ("HARBOUR 1", ["s_1"]), ("arbour", []), ("ecluse 1", [])):
-        assert await search.search(store, query, principal=OWNER) == wanted, query
+        assert await sessions_with(store, query, principal=OWNER) == wanted, query
     await store.write(sessions.set_title, "s_2", "Renamed")
-    assert await search.search(store, "ecluse", principal=OWNER) == []
+    assert await sessions_with(store, "ecluse", principal=OWNER) == []
 
 
 async def test_a_session_that_says_a_word_often_hides_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """L24: titles and messages are read in bounded pieces, until all are read."""
-    monkeypatch.setattr(search, "HITS", 3)
-    monkeypatch.setattr(search, "TITLES", 2)
+    monkeypatch.setattr(session_search, "HITS", 3)
     for number in range(5):
         await store.write(new_session, f"s_{number}", now=float(number))
         await store.write(complete_turn, f"s_{number}", f"t_{number}", f"tide number{number}", now=float(number))
@@ -61,9 +60,9 @@ async def test_a_session_that_says_a_word_often_hides_no_other(store: Store, mon
         await store.write(complete_turn, "s_4", f"u_{number}", "tide", now=10.0)
     await store.write(sessions.set_title, "s_0", "gate")
     for principal in (OWNER, None):
-        assert await search.search(store, "tide", principal=principal) == ["s_4", "s_3", "s_2", "s_1", "s_0"]
-        assert await search.search(store, "gate", principal=principal) == ["s_0"]
-    assert await search.search(store, "tide", principal=OTHER) == []
+        assert await sessions_with(store, "tide", principal=principal) == ["s_4", "s_3", "s_2", "s_1", "s_0"]
+        assert await sessions_with(store, "gate", principal=principal) == ["s_0"]
+    assert await sessions_with(store, "tide", principal=OTHER) == []
 
 
 def shown(mention: search.Mention) -> tuple[str, int, str]:
@@ -72,9 +71,13 @@ def shown(mention: search.Mention) -> tuple[str, int, str]:
 
 async def found(store: Store, query: str, **options: Any) -> list[tuple[str, int, str]]:
     given = {"principal": OWNER, "session": None, "own": "s_1", **options}
-    await search.catch_up(store)
-    places, _ = await store.read(search.search_messages, query, shown, **given)
+    await search_index.catch_up(store)
+    places, _ = await store.read(matching, query, **given)
     return places
+
+
+def matching(db: Db, query: str, **options: Any) -> tuple[list[tuple[str, int, str]], int | None]:
+    return search.search_messages(db, AllWords(query, search_index.analyzer(db)), shown, **options)
 
 
 async def test_messages_are_found_in_one_conversation_or_in_all_of_a_person(store: Store) -> None:
@@ -115,17 +118,16 @@ async def test_messages_are_read_page_by_page_and_none_is_passed_over(
     for turn in ("t_3", "t_4", "t_5", "t_17"):
         await store.write(messages.undo, turn, 5.0)
     left = [f"tide {number}" for number in range(29, -1, -1) if number not in (3, 4, 5, 17)]
-    await search.catch_up(store)
+    await search_index.catch_up(store)
     for name, value in (("HITS", 2), ("MENTION_BYTES", 1), ("HITS", 10_000)):
         monkeypatch.setattr(search, name, value)
         for limit in (1, 7, 100):
             got: list[str] = []
-            below: int | None = search.LAST
+            below: int | None = search_index.LAST
             while below is not None:
                 page, below = await store.read(
-                    search.search_messages,
+                    matching,
                     "tide",
-                    shown,
                     principal=OWNER,
                     session="s_1",
                     own="s_1",
@@ -141,8 +143,8 @@ async def test_a_persons_conversations_lie_side_by_side_however_many_they_are(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L20: a search in all of them reads a few ranges of the index and misses none."""
-    monkeypatch.setattr(search, "EXTENT", 2)
-    monkeypatch.setattr(search, "EXTENT_GROWTH", 2)
+    monkeypatch.setattr(search_index, "EXTENT", 2)
+    monkeypatch.setattr(search_index, "EXTENT_GROWTH", 2)
     people = ("p_a", "p_b", "p_c")
     for number in range(60):
         whose = people[number % 3]
@@ -151,9 +153,9 @@ async def test_a_persons_conversations_lie_side_by_side_however_many_they_are(
     for offset, whose in enumerate(people):
         mine = [f"s_{number:02}" for number in range(offset, 60, 3)]
         assert [session for session, _, _ in await found(store, "tide", principal=whose, limit=100)] == mine[::-1]
-        assert await search.search(store, "tide", principal=whose, limit=100) == mine[::-1]
-        assert len(await store.read(search.ranges, whose)) <= 4
-        assert [id for _, id in await store.read(search.sessions_below, whose, 1 << 30, 100)] == mine[::-1]
+        assert await sessions_with(store, "tide", principal=whose, limit=100) == mine[::-1]
+        assert len(await store.read(search_index.ranges, whose)) <= 4
+        assert [id for _, id in await store.read(search_index.sessions_below, whose, 1 << 30, 100)] == mine[::-1]
 
 
 async def test_a_deleted_conversation_leaves_nothing_in_the_index(store: Store) -> None:
@@ -161,10 +163,10 @@ async def test_a_deleted_conversation_leaves_nothing_in_the_index(store: Store) 
     for id in ("s_1", "s_2"):
         await store.write(new_session, id)
         await store.write(complete_turn, id, f"t_{id}", "tide")
-    await search.catch_up(store)
+    await search_index.catch_up(store)
     await store.write(sessions.delete, "s_1")
-    assert await store.read(count, "messages_text") == 2
-    assert await store.read(count, "indexed_sessions") == 1
+    assert await store.read(count, "message_terms") == 2
+    assert await store.read(count, "index_blocks") == 1
     assert [id for id, _, _ in await found(store, "tide")] == ["s_2"]
 
 
@@ -176,17 +178,17 @@ async def test_ended_sessions_are_found_apart(store: Store) -> None:
         await store.write(complete_turn, id, f"t_{id}", "tide")
     await store.write(sessions.end, "s_1", reason="new", hooks=(), now=5.0)
     for query in ("gate", "tide"):
-        assert await search.search(store, query, principal=OWNER, ended=True) == ["s_1"]
-        assert await search.search(store, query, principal=OWNER, ended=False) == ["s_2"]
-        assert sorted(await search.search(store, query, principal=OWNER)) == ["s_1", "s_2"]
+        assert await sessions_with(store, query, principal=OWNER, ended=True) == ["s_1"]
+        assert await sessions_with(store, query, principal=OWNER, ended=False) == ["s_2"]
+        assert sorted(await sessions_with(store, query, principal=OWNER)) == ["s_1", "s_2"]
 
 
 async def test_undone_and_waiting_messages_are_not_found(store: Store) -> None:
     await store.write(new_session, "s_1")
     await store.write(complete_turn, "s_1", "t_1", "regretted words")
-    assert len(await search.search(store, "regretted", principal=OWNER)) == 1
+    assert len(await sessions_with(store, "regretted", principal=OWNER)) == 1
     await store.write(messages.undo, "t_1", 5.0)
-    assert await search.search(store, "regretted", principal=OWNER) == []
+    assert await sessions_with(store, "regretted", principal=OWNER) == []
 
 
 async def test_indexing_goes_in_batches_and_catches_up_before_a_search(store: Store) -> None:
@@ -194,12 +196,12 @@ async def test_indexing_goes_in_batches_and_catches_up_before_a_search(store: St
     await store.write(new_session, "s_1")
     for number in range(30):
         await store.write(complete_turn, "s_1", f"t_{number}", f"word{number}")
-    assert await store.read(count, "messages_text") == 0
-    assert await store.write(search.index, 7) == 7
+    assert await store.read(count, "message_terms") == 0
+    assert await store.write(search_index.index, 7) == 7
     assert await store.read(get_meta, "indexed") == 7
-    assert await store.read(search.count_unindexed) == 53
-    assert len(await search.search(store, "word29", principal=OWNER)) == 1
-    assert await store.write(search.index, 7) == 0
+    assert await store.read(search_index.count_unindexed) == 53
+    assert len(await sessions_with(store, "word29", principal=OWNER)) == 1
+    assert await store.write(search_index.index, 7) == 0
 
 
 async def test_a_row_number_that_is_given_again_is_indexed_again(store: Store) -> None:
@@ -208,12 +210,12 @@ async def test_a_row_number_that_is_given_again_is_indexed_again(store: Store) -
     await store.write(complete_turn, "s_1", "t_1", "first")
     await store.write(new_session, "s_2")
     await store.write(complete_turn, "s_2", "t_2", "second")
-    assert len(await search.search(store, "second", principal=OWNER)) == 1
+    assert len(await sessions_with(store, "second", principal=OWNER)) == 1
     await store.write(sessions.delete, "s_2")
     await store.write(new_session, "s_3")
     await store.write(complete_turn, "s_3", "t_3", "third")
-    assert await search.search(store, "second", principal=OWNER) == []
-    assert await search.search(store, "third", principal=OWNER) == ["s_3"]
+    assert await sessions_with(store, "second", principal=OWNER) == []
+    assert await sessions_with(store, "third", principal=OWNER) == ["s_3"]
 
 
 def test_any_text_is_a_valid_query(tmp_path: Path) -> None:
@@ -223,12 +225,12 @@ def test_any_text_is_a_valid_query(tmp_path: Path) -> None:
         migrations.migrate(db)
         new_session(db, "s_1", name="a name")
         complete_turn(db, "s_1", "t_1", "some words to find")
-        search.index(db)
+        search_index.index(db)
 
         def find(db: Db, query: str) -> list[str]:
-            told, _ = search.search_titles(db, query, principal=OWNER, ended=None, before=None)
-            said, _ = search.search_mentions(db, query, principal=OWNER, ended=None, below=1 << 60)
-            return [*told, *said]
+            told = session_search.search_titles(db, query, principal=OWNER, ended=None, limit=20)
+            said, _ = session_search.search_mentions(db, query, principal=OWNER, ended=None, below=1 << 60, limit=20)
+            return [*told, *(each.id for each in said)]
 
         @given(query=st.text() | st.text("\"'*()^:-+{}_%ANDORNEAR \x00\u19b0"))
         @examples(max_examples=200)
@@ -245,7 +247,7 @@ async def test_long_texts_are_indexed_a_bounded_amount_at_a_time(store: Store) -
     for number in range(6):
         await store.write(complete_turn, "s_1", f"t_{number}", "bulk " * 30_000 + f"end{number}")
     steps = []
-    while done := await store.write(search.index):
+    while done := await store.write(search_index.index):
         steps.append(done)
     assert len(steps) >= 3
-    assert len(await search.search(store, "end5", principal=OWNER)) == 1
+    assert len(await sessions_with(store, "end5", principal=OWNER)) == 1

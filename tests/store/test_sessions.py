@@ -4,7 +4,17 @@ import random
 
 import pytest
 
-from tests.store.rows import OWNER, answered, ask, complete_turn, count, new_session, new_turn, user_message
+from tests.store.rows import (
+    OWNER,
+    answered,
+    ask,
+    complete_turn,
+    count,
+    new_session,
+    new_turn,
+    sessions_with,
+    user_message,
+)
 from tidegate.errors import Conflict, NotFound
 from tidegate.store import (
     Db,
@@ -15,7 +25,7 @@ from tidegate.store import (
     messages,
     outbox,
     receipts,
-    search,
+    search_index,
     sessions,
     settings,
     turns,
@@ -85,10 +95,10 @@ async def test_another_principals_session_turn_and_outcome_cannot_be_found(store
     assert await store.read(sessions.owned, "s_1", OTHER) is None
     assert await store.read(turns.outcome_for, "t_1", OTHER) is None
     assert await store.read(sessions.listing, principal=OTHER) == []
-    assert await search.search(store, "secret", principal=OTHER) == []
+    assert await sessions_with(store, "secret", principal=OTHER) == []
     assert await store.read(sessions.owned, "s_1", OWNER) is not None
     assert await store.read(turns.outcome_for, "t_1", OWNER) is not None
-    assert len(await search.search(store, "secret", principal=OWNER)) == 1
+    assert len(await sessions_with(store, "secret", principal=OWNER)) == 1
 
 
 async def test_a_session_id_is_only_ever_a_value(store: Store) -> None:
@@ -258,7 +268,7 @@ async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
     await store.write(furnish, "s_1", "t_1")
     await store.write(new_session, "s_2")
     await store.write(complete_turn, "s_2", "t_2", "a secret word")
-    await store.write(search.index)
+    await store.write(search_index.index)
     await store.write(sessions.end, "s_1", reason="delete", hooks=("memory",), now=5.0)
     assert await store.write(sessions.delete, "s_1")
     assert not await store.write(sessions.delete, "s_1")
@@ -269,11 +279,11 @@ async def test_a_delete_leaves_nothing_but_numbers(store: Store) -> None:
     assert left == dict.fromkeys(left, 0)
     assert await store.read(count, "prefixes") == 1
     assert await store.read(count, "sessions") == await store.read(count, "turns") == 1
-    assert await store.read(count, "messages") == await store.read(count, "messages_text") == 2
+    assert await store.read(count, "messages") == await store.read(count, "message_terms") == 2
     assert await store.read(count, "usage") == 1
     named = "session IS NOT NULL OR principal IS NOT NULL OR turn IS NOT NULL"
     assert await store.read(count, "usage", named) == 0
-    assert await search.search(store, "secret", principal=OWNER) == ["s_2"]
+    assert await sessions_with(store, "secret", principal=OWNER) == ["s_2"]
     assert await store.integrity() == []
 
 

@@ -20,6 +20,7 @@ from tidegate.status_report import (
     Readiness,
     RecorderStatus,
     ReplayerStatus,
+    SearchStatus,
     StatusReport,
     WorkspacesStatus,
 )
@@ -78,6 +79,8 @@ def _print_facts(status: StatusReport) -> None:
         ("audit log", plural(status.audit.rows, "row")),
         ("commands", commands(status.workspaces)),
     ]  # fmt: skip
+    if status.search.unindexed or status.search.former:
+        facts.append(("search", _search(status.search)))
     if any(status.context.values()):
         facts.append(("windows", _compactions(status.context)))
     if isinstance(status.tape, RecorderStatus):
@@ -88,6 +91,13 @@ def _print_facts(status: StatusReport) -> None:
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"{name:>{width}}: {value}")
+
+
+def _search(search: SearchStatus) -> str:
+    parts = [f"about {plural(search.unindexed, 'message')} not indexed yet"] if search.unindexed else []
+    if search.former:
+        parts.append(f"about {plural(search.former, 'message')} of an earlier version still to be indexed again")
+    return "; ".join(parts)
 
 
 def _warnings(status: StatusReport) -> list[str]:

@@ -74,7 +74,11 @@ async def sessions(context: CommandContext, words: str) -> CommandReply:
         return CommandReply(text=text, session=context.session)
     if words:
         # /resume counts in the list without a search, so numbers here would be misleading.
-        lines = [f"{view.id}  {_line(view, view.title or view.name or '')}" for view in found]
+        lines = []
+        for view in found:
+            lines.append(f"{view.id}  {_line(view, view.title or view.name or '')}")
+            if view.excerpt:
+                lines.append(f"    {view.excerpt}")
     else:
         named = ((view, view.title or view.name or view.id) for view in found)
         lines = [f"{number:3}. {_line(*each)}" for number, each in enumerate(named, 1)]

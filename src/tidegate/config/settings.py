@@ -37,7 +37,7 @@ from tidegate.config.value_types import (
     ValueType,
 )
 from tidegate.errors import Misconfigured
-from tidegate.values import Frozen
+from tidegate.values import LANGUAGES, Frozen
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -399,6 +399,12 @@ class ContextSettings(Frozen, frozen=True):
         "Plug-in that searches messages for the toolset `context`; default: full-text search only. See "
         "docs/plugins.md.",
     ] = ""
+    language: Annotated[
+        str,
+        OneOf(*LANGUAGES),
+        "Language whose word forms (boat, boats) a search for earlier messages treats as equal; none: every form is "
+        "different. After a change, all messages are indexed again in the background.",
+    ] = "english"
     summary_seconds: Annotated[float, Duration(1), "Time limit of one summary."] = 120.0
     cooldown: Annotated[float, Duration(0), "Pause after a useless summary before another one is attempted."] = 600.0
 

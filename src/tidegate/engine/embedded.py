@@ -15,7 +15,7 @@ from weakref import WeakSet
 import anyio
 
 from tidegate.agent import tool_ended
-from tidegate.engine.attempt import AttemptRunner, log_superseded
+from tidegate.engine.attempt_runner import AttemptRunner, log_superseded
 from tidegate.engine.interface import PARENT_ENDED, Engine, Handler, StartedTurn
 from tidegate.engine.journal import REREAD_SECONDS
 from tidegate.engine.live_turn import LiveTurn, log_holdings, turn_holdings

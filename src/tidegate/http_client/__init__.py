@@ -21,7 +21,7 @@ from tidegate.http_client.interface import (
     Transport,
     Trouble,
 )
-from tidegate.http_client.network import Network
+from tidegate.http_client.proxy_and_tls import Network
 
 __all__ = [
     "AddressGuard",

@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 from tidegate.errors import Misconfigured
 from tidegate.http_client.address_guard import AddressGuard
 from tidegate.http_client.interface import ClientStats, ConnectionFailed, Lease, Target, Timeouts
-from tidegate.http_client.network import Network
+from tidegate.http_client.proxy_and_tls import Network
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-    from tidegate.http_client.connector import Connector
+    from tidegate.http_client.aiohttp_transport import AiohttpTransport
     from tidegate.http_client.response import Response
 
 # The defaults of the settings. To one host as many as running turns by default (64), so that no turn waits for a place.
@@ -73,7 +73,7 @@ class HttpClient:
         self._guard = guard
         self._resolver = resolver
         self._entered = False
-        self._connector: Connector | None = None
+        self._transport: AiohttpTransport | None = None
         self._all = asyncio.Semaphore(connections)
         self._origins: dict[tuple[str, str], _Places] = {}
         self._busy = self._waiting = 0
@@ -89,20 +89,20 @@ class HttpClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered = False
-        connector, self._connector = self._connector, None
-        if connector is not None:
-            await connector.close()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.close()
 
     @staticmethod
     def load() -> None:
         """Imports the library ahead of the first request. The import takes a tenth of a second."""
-        import tidegate.http_client.connector  # noqa: F401
+        import tidegate.http_client.aiohttp_transport  # noqa: F401
 
     def lease(self, endpoint: str) -> Lease:
         return Lease(endpoint, self._leases)
 
     def stats(self) -> ClientStats:
-        count = 0 if self._connector is None else self._connector.open_sockets
+        count = 0 if self._transport is None else self._transport.open_sockets
         return ClientStats(
             open=count,
             busy=self._busy,
@@ -133,20 +133,20 @@ class HttpClient:
         except Misconfigured as error:  # the file was changed since the start
             raise ConnectionFailed("untrusted", error.message) from None
 
-    def _opened(self) -> "Connector":
-        if self._connector is None:
+    def _opened(self) -> "AiohttpTransport":
+        if self._transport is None:
             if not self._entered:
                 raise RuntimeError("The client is not open; enter it with `async with` first.")
-            from tidegate.http_client.connector import Connector  # its library is large
+            from tidegate.http_client.aiohttp_transport import AiohttpTransport  # its library is large
 
-            self._connector = Connector(
+            self._transport = AiohttpTransport(
                 keepalive=self._keepalive,
                 limit=self._limit,
                 upload_rate=self._upload_rate,
                 guard=self._guard,
                 resolver=self._resolver,
             )
-        return self._connector
+        return self._transport
 
     async def _place(self, url: str, within: float) -> Callable[[], None]:
         """Waits for a free place, in order of arrival. Returns the function that frees the place."""

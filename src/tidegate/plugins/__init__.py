@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.plugins.context import PluginContext
 from tidegate.plugins.kinds import API_VERSION, Kind, PluginFactory, plugin
-from tidegate.plugins.types import (
+from tidegate.plugins.protocols import (
     Draft,
     IndexedMessage,
     IndexHit,

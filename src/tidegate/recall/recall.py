@@ -66,7 +66,7 @@ class RecallService:
     # -- search --
 
     async def search(
-        self, ctx: ToolContext, query: str, *, regex: bool, everywhere: bool, after: str, limit: int
+        self, ctx: ToolContext, query: str, *, exact: bool, regex: bool, everywhere: bool, after: str, limit: int
     ) -> str:
         query = query.encode("utf-8", "ignore").decode().strip()
         if not query or len(query) > QUERY_CHARACTERS:
@@ -80,7 +80,7 @@ class RecallService:
             turn=ctx.turn,
             everywhere=everywhere,
             query=query,
-            regex=regex,
+            kind="regex" if regex else "exact" if exact else "ranked",
             limit=min(limit, LIMIT),
             max_bytes=self._spool.excerpt_bytes,
         )

@@ -1,13 +1,15 @@
-"""Search in earlier messages by words, a regular expression or a plug-in index, followed by a search in the tool
-results in the spool.
+"""Search in earlier messages: ranked, by all words, by a regular expression or by a plug-in index. It is followed by a
+search in the tool results in the spool.
 
 Only visible messages of the requesting principal are read. Undone messages and messages of the requesting turn are not.
 Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that continues
 after it, so nothing is skipped. Regular expressions run in worker threads. Searches share no state.
 """
 
+import itertools
 import re
 import time
+from typing import Literal
 
 from tidegate.errors import ToolFailed
 from tidegate.plugins import IndexHits
@@ -15,7 +17,19 @@ from tidegate.recall import render
 from tidegate.recall.search_index import IndexUnanswered, PluginIndex
 from tidegate.spool import Spool
 from tidegate.spool.search import SearchMatches, SearchTerms, search_files, search_texts
-from tidegate.store import Db, Mention, SpooledRow, Store, messages, search, sessions, spooled
+from tidegate.store import (
+    AllWords,
+    Db,
+    Mention,
+    SpooledRow,
+    Store,
+    messages,
+    ranking,
+    search,
+    search_index,
+    sessions,
+    spooled,
+)
 from tidegate.values import Frozen, Message
 
 PATTERN_SECONDS = 15.0
@@ -28,18 +42,28 @@ SESSIONS = 5_000
 """The number of sessions in which one read looks for messages or results. This takes about ten milliseconds."""
 FILES = 50
 """The number of results that one child process searches."""
+_PUNCTUATION = " \t\n.,;:!?\"'*()[]"
 INDEX_AFTER = 1_000
 """The most characters of a plug-in index's cursor."""
 
 _CURSORS = re.compile(
-    r"w(?P<entry>\d{1,19})|x(?P<number>\d{1,10})\.(?P<place>\d{1,19})|i(?P<skip>\d{1,4})\.(?P<after>.*)"
+    r"[wv](?P<entry>\d{1,19})|k(?P<rank>\d{1,4})|x(?P<number>\d{1,10})\.(?P<place>\d{1,19})|i(?P<skip>\d{1,4})\.(?P<after>.*)"
     r"|r(?P<of>\d{1,10})\.(?P<id>sp_\w{1,64}|-)\.(?P<byte>\d{1,18})",
     re.ASCII | re.DOTALL,
 )
 _LAST_PLACE = 2**60
-_LAST_NUMBER = search.LAST >> search.MESSAGE_BITS
+_LAST_NUMBER = 2**30
+_PATTERN = f"x{_LAST_NUMBER}.{_LAST_PLACE}"
+"""The cursor at which a search of the texts begins."""
 _RESULTS = f"r{_LAST_NUMBER}.-.0"
 """The cursor at which the last stage, the search in results, begins."""
+
+
+SearchKind = Literal["ranked", "exact", "regex"]
+"""`ranked` finds the messages that best match any of the words, `exact` those that contain all words, and `regex` those
+that match a regular expression."""
+_KINDS: dict[SearchKind, str] = {"ranked": "kixr", "exact": "wvxr", "regex": "xr"}
+"""The first letters of the cursors of each kind."""
 
 
 class SearchRequest(Frozen, frozen=True):
@@ -51,9 +75,16 @@ class SearchRequest(Frozen, frozen=True):
     turn: str
     everywhere: bool
     query: str
-    regex: bool
+    kind: SearchKind
     limit: int
     max_bytes: int
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression that texts must match: the query, or its text if it has no words to look up."""
+        if self.kind == "regex":
+            return self.query
+        return "(?i)" + r"\s+".join(map(re.escape, (self.query.strip(_PUNCTUATION) or self.query).split()))
 
     @property
     def session(self) -> str | None:
@@ -74,6 +105,8 @@ class SearchStage(Frozen, frozen=True):
     hits: tuple[ShownHit, ...]
     after: str | None
     notes: tuple[str, ...] = ()
+    goes_on: bool = False
+    """True if `after` is the beginning of another stage, which belongs to the same search."""
 
 
 class MessageSearch:
@@ -95,21 +128,24 @@ class MessageSearch:
             at = stage.after or _RESULTS
             if stage.after is None and is_last:
                 return SearchStage(hits=tuple(hits), after=None, notes=tuple(notes))
-            if stage.after is not None or len(hits) >= request.limit:
+            if (stage.after is not None and not stage.goes_on) or len(hits) >= request.limit:
                 return SearchStage(hits=tuple(hits), after=at, notes=tuple(notes))
 
     def _first(self, request: SearchRequest) -> str:
-        if request.regex:
-            return f"x{_LAST_NUMBER}.{_LAST_PLACE}"
-        return "i0." if self._index is not None and self._index.is_open else f"w{search.LAST}"
+        if request.kind == "regex":
+            return _PATTERN
+        if request.kind == "exact":
+            return f"w{search_index.LAST}"
+        return "i0." if self._index is not None and self._index.is_open else "k0"
 
     async def _stage(self, request: SearchRequest, at: str, limit: int) -> SearchStage:
         found = _CURSORS.fullmatch(at)
-        kinds = "xr" if request.regex else "wir"
-        if found is None or at[0] not in kinds:
+        if found is None or at[0] not in _KINDS[request.kind]:
             raise ToolFailed("context_search: after must come from the last answer to the same search")
-        if at[0] == "w":
-            return await self._words(request, min(int(found["entry"]), search.LAST), limit)
+        if at[0] == "k":
+            return await self._ranked(request, int(found["rank"]), limit)
+        if at[0] in "wv":
+            return await self._words(request, min(int(found["entry"]), search_index.LAST), limit, former=at[0] == "v")
         if at[0] == "i":
             return await self._index_hits(request, found["after"], int(found["skip"]), limit)
         if at[0] == "x":
@@ -117,24 +153,40 @@ class MessageSearch:
         start = (int(found["of"]), "" if found["id"] == "-" else found["id"], int(found["byte"]))
         return await self._results(request, start, limit)
 
-    # -- words, by the full-text index --
+    # -- ranked, by the full-text index --
 
-    async def _words(self, request: SearchRequest, below: int, limit: int) -> SearchStage:
+    async def _ranked(self, request: SearchRequest, skip: int, limit: int) -> SearchStage:
         notes: tuple[str, ...] = ()
+        if await self._store.read(search_index.is_behind, request.turn):
+            notes = _behind(await search_index.catch_up(self._store))
+        found = await self._store.read(_ranked_hits, request, skip, limit)
+        if found is None:
+            return SearchStage(hits=(), after=_PATTERN, notes=(_UNRANKED,), goes_on=True)
+        hits, more = found
+        after = f"k{skip + len(hits)}" if more else None
+        return SearchStage(hits=tuple(hits), after=after, notes=(*notes, *((_RANKED,) if hits else ())))
+
+    # -- all words, by the full-text index --
+
+    async def _words(self, request: SearchRequest, below: int, limit: int, *, former: bool) -> SearchStage:
+        notes: tuple[str, ...] = ()
+        if not former and await self._store.read(search_index.is_behind, request.turn):
+            notes = _behind(await search_index.catch_up(self._store))
         hits: list[ShownHit] = []
         following: int | None = below
-        may_wait = True
         for _ in range(search.READS):
             if following is None or len(hits) >= limit:
                 break
-            found = await self._store.read(_word_hits, request, following, limit - len(hits), may_wait=may_wait)
+            found = await self._store.read(_word_hits, request, following, limit - len(hits), former=former)
             if found is None:
-                may_wait = False
-                notes = _behind(await search.catch_up(self._store))
-                continue
+                return SearchStage(hits=(), after=_PATTERN, notes=(_UNRANKED,), goes_on=True)
             more, following = found
             hits += more
-        return SearchStage(hits=tuple(hits), after=None if following is None else f"w{following}", notes=notes)
+        if following is not None:
+            return SearchStage(hits=tuple(hits), after=f"{'v' if former else 'w'}{following}", notes=notes)
+        if not former and await self._store.read(search_index.count_former) > 0:
+            return SearchStage(hits=tuple(hits), after=f"v{search_index.LAST}", notes=notes, goes_on=True)
+        return SearchStage(hits=tuple(hits), after=None, notes=notes)
 
     # -- a plug-in index --
 
@@ -151,7 +203,7 @@ class MessageSearch:
         except IndexUnanswered as error:
             if after or skip:
                 raise ToolFailed(f"The index {index.name!r} {error}; search again without `after`.") from None
-            stage = await self._words(request, search.LAST, limit)
+            stage = await self._ranked(request, 0, limit)
             note = f"the index {index.name!r} {error}; this is the full-text search"
             return SearchStage(hits=stage.hits, after=stage.after, notes=(note, *stage.notes))
         claims = [(place, hit.message) for place, hit in enumerate(found.hits[:limit])][skip:]
@@ -161,7 +213,7 @@ class MessageSearch:
     # -- regular expressions --
 
     async def _pattern(self, request: SearchRequest, number: int, place: int, limit: int) -> SearchStage:
-        left_behind = _behind(await search.catch_up(self._store)) if request.everywhere else ()
+        left_behind = _behind(await search_index.catch_up(self._store)) if request.everywhere else ()
         until = time.monotonic() + PATTERN_SECONDS
         hits: list[ShownHit] = []
         at: tuple[int, int] | None = (number, place)
@@ -176,15 +228,9 @@ class MessageSearch:
                     hits=tuple(hits), after=f"x{begun[0]}.{begun[1]}", notes=(*left_behind, *_late(left))
                 )
             terms = SearchTerms(
-                limit=limit - len(hits), max_bytes=request.max_bytes, seconds=left, pattern=request.query
+                limit=limit - len(hits), max_bytes=request.max_bytes, seconds=left, pattern=request.pattern
             )
-            try:
-                spots = await search_texts(self._spool.workers, (text for *_, text in said), terms)
-            except TimeoutError:
-                raise ToolFailed(
-                    f"This regular expression takes too long, at message {said[0][1]} or before it; use a simpler one, "
-                    "or words."
-                ) from None
+            spots = await search_texts(self._spool.workers, (text for *_, text in said), terms)
             for spot in spots.found:
                 of, at_place, heading, _ = said[spot.number]
                 hits.append(ShownHit(heading=heading, excerpt=spot.text, after=f"x{of}.{at_place}"))
@@ -238,15 +284,14 @@ class MessageSearch:
             max_bytes=request.max_bytes,
             seconds=seconds,
             words=words,
-            pattern=request.query if request.regex else "",
+            pattern=request.query if request.kind == "regex" else "",
         )
-        try:
-            paths = [self._spool.file(row.session, row.id) for _, row in rows]
-            return await search_files(self._spool.workers, paths, terms, byte)
-        except TimeoutError:
-            raise ToolFailed(
-                f"This search takes too long, in the result {rows[0][1].id} or one before it; use a simpler one."
-            ) from None
+        paths = [self._spool.file(row.session, row.id) for _, row in rows]
+        return await search_files(self._spool.workers, paths, terms, byte)
+
+
+_RANKED = "the best matches for any of the words first; exact=true finds only messages with all of them"
+_UNRANKED = "these words are too common to look up, so this is a search for the exact text"
 
 
 def _behind(left: int) -> tuple[str, ...]:
@@ -274,31 +319,62 @@ def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: S
 # -- reads --
 
 
-def _word_hits(
-    db: Db, request: SearchRequest, below: int, limit: int, *, may_wait: bool
-) -> tuple[list[ShownHit], int | None] | None:
-    """Returns the next hits, and the entry to continue from. Returns None if the index is behind and has to catch up
-    first."""
-    if may_wait and search.is_behind(db, request.turn):
+def _ranked_hits(db: Db, request: SearchRequest, skip: int, limit: int) -> tuple[list[ShownHit], bool] | None:
+    """Returns the hits with the ranks from `skip` on, and whether there are more. Returns None if the query contains no
+    word to look up."""
+    analyzer = search_index.analyzer(db)
+    now = time.time()
+    question = ranking.Question(request.query, analyzer, now)
+    if not question.terms:
         return None
-    words = search.words(db, request.query)
+    ranks = itertools.count(skip + 1)
 
     def show(mention: Mention) -> ShownHit:
         return ShownHit(
             heading=_heading(request, mention.session, mention.place, mention.message, mention.at),
-            excerpt=render.excerpt(search.searchable(mention.message), words),
-            after=f"w{mention.entry}",
+            excerpt=analyzer.excerpt(search_index.searchable(mention.message), question.words),
+            after=f"k{next(ranks)}",
+        )
+
+    return ranking.search_ranked(
+        db,
+        question,
+        show,
+        principal=request.principal,
+        session=request.session,
+        own=request.own,
+        turn=request.turn,
+        skip=skip,
+        limit=limit,
+    )
+
+
+def _word_hits(
+    db: Db, request: SearchRequest, below: int, limit: int, *, former: bool
+) -> tuple[list[ShownHit], int | None] | None:
+    """Returns the next hits, and the entry to continue from. Returns None if the query contains no word to look up."""
+    analyzer = search_index.analyzer(db)
+    query = AllWords(request.query, analyzer)
+    if not query.match:
+        return None
+
+    def show(mention: Mention) -> ShownHit:
+        return ShownHit(
+            heading=_heading(request, mention.session, mention.place, mention.message, mention.at),
+            excerpt=analyzer.excerpt(search_index.searchable(mention.message), query.shown, exact=True),
+            after=f"{'v' if former else 'w'}{mention.entry}",
         )
 
     return search.search_messages(
         db,
-        request.query,
+        query,
         show,
         principal=request.principal,
         session=request.session,
         own=request.own,
         turn=request.turn,
         below=below,
+        former=former,
         limit=limit,
     )
 
@@ -306,14 +382,17 @@ def _word_hits(
 def _checked_claims(db: Db, request: SearchRequest, claims: list[tuple[int, int]], after: str) -> list[ShownHit]:
     """Returns the claimed messages that the principal may see, in order. Each claim consists of its position in the
     index's response and a message id."""
-    words = search.words(db, request.query)
+    analyzer = search_index.analyzer(db)
+    words = analyzer.words(request.query)
     found: list[ShownHit] = []
     for place, number in claims:
-        mention = search.mention(db, number, request.turn) if 0 <= number < search.LAST else None
+        mention = search.mention(db, number, request.turn) if 0 <= number < search_index.LAST else None
         if mention is not None and _may_read(db, request, mention.session):
-            text = search.searchable(mention.message)
+            text = search_index.searchable(mention.message)
             heading = _heading(request, mention.session, mention.place, mention.message, mention.at)
-            found.append(ShownHit(heading=heading, excerpt=render.excerpt(text, words), after=f"i{place + 1}.{after}"))
+            found.append(
+                ShownHit(heading=heading, excerpt=analyzer.excerpt(text, words), after=f"i{place + 1}.{after}")
+            )
     return found
 
 
@@ -337,7 +416,7 @@ def _texts(
             for row in reversed(rows):
                 before = row.seq or 0
                 looked += 1
-                text = search.searchable(row.message) if row.turn != request.turn else ""
+                text = search_index.searchable(row.message) if row.turn != request.turn else ""
                 if text:
                     found.append((of, before, _heading(request, session, before, row.message, row.at), text))
                     size += len(text)
@@ -350,9 +429,20 @@ def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, 
     """Returns the next sessions to search, starting at `number`, and the number to continue from."""
     if not request.everywhere:
         return [(number, request.own)], None
-    below = search.sessions_below(db, request.principal, number + 1, SESSIONS)
+    below = search_index.sessions_below(db, request.principal, number + 1, SESSIONS)
     readable = [(of, session) for of, session in below if _may_read(db, request, session)]
     return readable, below[-1][0] - 1 if len(below) == SESSIONS else None
+
+
+def _line_words(db: Db, request: SearchRequest) -> list[str]:
+    """The words that a line of a result must contain."""
+    analyzer = search_index.analyzer(db)
+    if request.kind == "exact":
+        return AllWords(request.query, analyzer).shown
+    if request.kind == "ranked":
+        words = ranking.Question(request.query, analyzer, 0.0).words
+        return [word for word in words if not analyzer.is_stop_word(word)]
+    return []
 
 
 def _files(
@@ -360,13 +450,13 @@ def _files(
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
     """Returns the next results, starting with the result `id`, each with its session number. Also returns the place to
     continue from, and the words of the query. Returns None if the result to start from no longer exists."""
-    words = () if request.regex else tuple(search.words(db, request.query))
-    if not (words or request.regex):
+    words = tuple(_line_words(db, request))
+    if not (words or request.kind == "regex"):
         return [], None, ()
     found: list[tuple[int, SpooledRow]] = []
     following: int | None = None
     if id or not request.everywhere:
-        session = search.session_of(db, request.principal, number) if request.everywhere else request.own
+        session = search_index.session_of(db, request.principal, number) if request.everywhere else request.own
         row = spooled.get(db, id, session) if id and session else None
         row = row if row is not None and spooled.is_shown(db, row) else None
         if session is None or (id and row is None) or not _may_read(db, request, session):

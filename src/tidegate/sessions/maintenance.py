@@ -10,7 +10,7 @@ from typing import Any
 
 from tidegate.sessions.components import Components
 from tidegate.sessions.recovery import recover
-from tidegate.store import approvals, audit, maintenance, notes, receipts, search, usage
+from tidegate.store import approvals, audit, maintenance, notes, receipts, search_index, usage
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
@@ -54,8 +54,13 @@ async def drain(batch: Callable[[], Awaitable[int]], full: int, most: int = BATC
     return total
 
 
-def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awaitable[None]]) -> list[MaintenanceTask]:
-    """Returns the maintenance tasks. `count_audit_rows` is called after the audit log has been pruned."""
+def maintenance_tasks(
+    components: Components,
+    count_audit_rows: Callable[[], Awaitable[None]],
+    count_unindexed: Callable[[], Awaitable[None]],
+) -> list[MaintenanceTask]:
+    """Returns the maintenance tasks. `count_audit_rows` is called after the audit log has been pruned, and
+    `count_unindexed` after messages have been indexed."""
     store, config, clock = components.store, components.config, components.clock
     expiry, limits, endings, workspaces = config.expiry, config.limits, components.endings, components.workspaces
 
@@ -95,9 +100,12 @@ def maintenance_tasks(components: Components, count_audit_rows: Callable[[], Awa
         return await drain(components.approvals.expire, approvals.EXPIRED_AT_ONCE)
 
     async def index() -> int:
-        indexed = await drain(lambda: store.write(search.index), 1, INDEX_BATCHES)
+        indexed = await drain(lambda: store.write(search_index.index), 1, INDEX_BATCHES)
+        indexed += await drain(lambda: store.write(search_index.index_former), 1, INDEX_BATCHES)
         if components.recall is not None and components.recall.index is not None:
             await components.recall.index.feed()
+        if indexed:
+            await count_unindexed()
         return indexed
 
     maintenance_tasks = [

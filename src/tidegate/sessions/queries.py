@@ -27,7 +27,7 @@ from tidegate.store import (
     open_turns,
     principals,
     receipts,
-    search,
+    session_search,
     sessions,
     settings,
     turns,
@@ -120,10 +120,14 @@ def audit_events(
     return rows, names
 
 
-async def mentioning(store: Store, query: str, own: str | None, ended: bool | None, limit: int) -> list[SessionRow]:
-    """Returns sessions with these words in their title or name, followed by sessions with these words in a message."""
-    found = await search.search(store, query, principal=own, ended=ended, limit=min(limit, LISTING_MOST))
-    return await store.read(sessions.listed, found)
+async def mentioning(
+    store: Store, query: str, own: str | None, ended: bool | None, limit: int
+) -> list[tuple[SessionRow, str]]:
+    """Returns sessions with these words in their title or name, followed by sessions with these words in a message,
+    each with the part of the message around the words."""
+    found = await session_search.search(store, query, principal=own, ended=ended, limit=min(limit, LISTING_MOST))
+    excerpts = {each.id: each.excerpt for each in found}
+    return [(row, excerpts[row.id]) for row in await store.read(sessions.listed, list(excerpts))]
 
 
 class TranscriptPage(Frozen, frozen=True):

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.config import AgentSettings
 from tidegate.engine import TurnLog
 from tidegate.errors import NotFound
@@ -24,10 +26,19 @@ from tidegate.sessions.maintenance import MaintenanceTask, maintenance_tasks
 from tidegate.sessions.operations import Operations
 from tidegate.sessions.recovery import recover
 from tidegate.sessions.views import AgentView, SessionView, view
-from tidegate.status_report import AuditStats, BudgetView, ModelStatus, QuestionStats, ResidentStats, SessionsStatus
+from tidegate.status_report import (
+    AuditStats,
+    BudgetView,
+    ModelStatus,
+    QuestionStats,
+    ResidentStats,
+    SearchStatus,
+    SessionsStatus,
+)
 from tidegate.store import (
     AuditKind,
     AuditRow,
+    Db,
     OpenTurns,
     SessionRow,
     SettingRow,
@@ -35,6 +46,7 @@ from tidegate.store import (
     audit,
     open_turns,
     receipts,
+    search_index,
     settings,
     turns,
     usage,
@@ -63,6 +75,7 @@ class Sessions:
         self._budgets = components.budgets
         self._models = components.models
         self._audit_rows = 0
+        self._search = SearchStatus(unindexed=0, former=0)
         self.questions = components.approvals
         self.provenance = components.provenance
         self.memory: Memory | None = components.memory
@@ -145,11 +158,14 @@ class Sessions:
         """Returns sessions, newest first. With `everyone`, the owner sees the sessions of all principals."""
         own = None if everyone and principal.may("configure") else principal.id
         if query:
-            rows = await queries.mentioning(self._store, query, own, ended, limit)
+            mentions = await queries.mentioning(self._store, query, own, ended, limit)
         else:
-            rows = await self._store.read(queries.listing, own, ended, limit, before)
-        found = await self._store.read(open_turns.of_sessions, [row.id for row in rows])
-        return [self._view(row, found.get(row.id, OpenTurns())) for row in rows]
+            mentions = [(row, "") for row in await self._store.read(queries.listing, own, ended, limit, before)]
+        found = await self._store.read(open_turns.of_sessions, [row.id for row, _ in mentions])
+        return [
+            msgspec.structs.replace(self._view(row, found.get(row.id, OpenTurns())), excerpt=excerpt or None)
+            for row, excerpt in mentions
+        ]
 
     async def transcript(
         self,
@@ -282,6 +298,9 @@ class Sessions:
         """Returns the budgets that this principal may see, and True if there are more."""
         return await self._budgets.visible_to(principal, session)
 
+    async def _count_unindexed(self) -> None:
+        self._search = await self._store.read(_search_status)
+
     async def _count_audit_rows(self) -> None:
         self._audit_rows = await self._store.read(audit.count)
 
@@ -317,6 +336,8 @@ class Sessions:
         background. Returns the number of turns that continue."""
         await self._budgets.load()
         await self._count_audit_rows()
+        await self._store.write(search_index.set_language, self._components.config.context.language)
+        await self._count_unindexed()
         scope, workspaces = self._components.scope, self._components.workspaces
         await workspaces.start()
         resumed = await recover(self._components)
@@ -348,7 +369,7 @@ class Sessions:
         )
 
     def maintenance_tasks(self) -> list[MaintenanceTask]:
-        return maintenance_tasks(self._components, self._count_audit_rows)
+        return maintenance_tasks(self._components, self._count_audit_rows, self._count_unindexed)
 
     def census(self) -> dict[str, int]:
         """Returns the number of objects held, by kind. All numbers return to their baseline once no session is left."""
@@ -376,8 +397,13 @@ class Sessions:
             workspaces=self._components.workspaces.status(),
             questions=QuestionStats(waiting=self.questions.waiting),
             audit=AuditStats(rows=self._audit_rows),
+            search=self._search,
             context={how: self._runner.compaction.counts[how] for how in REDUCTIONS},
             budgets=self._budgets.views(),
             model_states=self._model_states(),
             models={name: meter.read() for name, meter in self._budgets.meters.items()},
         )
+
+
+def _search_status(db: Db) -> SearchStatus:
+    return SearchStatus(unindexed=search_index.count_unindexed(db), former=search_index.count_former(db))

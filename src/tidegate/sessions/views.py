@@ -41,6 +41,8 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
     fallback: FallbackState | None = None
     """The fallback that currently answers instead of the agent's own model; None if there is none."""
+    excerpt: str | None = None
+    """In the results of a search: the part of the latest matching message that contains the words."""
 
 
 class AgentView(Frozen, frozen=True, omit_defaults=False):

@@ -62,8 +62,11 @@ from tidegate.store.tables import (
     outbox,
     principals,
     processes,
+    ranking,
     receipts,
     search,
+    search_index,
+    session_search,
     sessions,
     settings,
     spooled,
@@ -72,11 +75,13 @@ from tidegate.store.tables import (
     usage,
     workspaces,
 )
-from tidegate.store.tables.search import Mention, SearchableMessage
+from tidegate.store.tables.search import AllWords, Mention, SearchableMessage
+from tidegate.store.tables.session_search import FoundSession
 
 __all__ = [
     "PROBLEM_KINDS",
     "About",
+    "AllWords",
     "ApprovalAnswer",
     "ApprovalKind",
     "ApprovalRow",
@@ -90,6 +95,7 @@ __all__ = [
     "ElisionKind",
     "ElisionRow",
     "Fault",
+    "FoundSession",
     "IntentRow",
     "KeyKind",
     "KeyRow",
@@ -136,8 +142,11 @@ __all__ = [
     "outbox",
     "principals",
     "processes",
+    "ranking",
     "receipts",
     "search",
+    "search_index",
+    "session_search",
     "sessions",
     "settings",
     "spooled",

@@ -4,8 +4,8 @@ All other statements in `tables/` are written in the common subset of SQLite and
 database would need a module with the same names.
 """
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import apsw
 import msgspec
@@ -21,6 +21,14 @@ ID_LIST = "(SELECT value FROM json_each(?))"
 def id_list(ids: Sequence[str]) -> str:
     """Returns the parameter for `ID_LIST`."""
     return msgspec.json.encode(tuple(ids)).decode()
+
+
+NUMBER_LIST = ID_LIST
+
+
+def number_list(numbers: Sequence[int]) -> str:
+    """Returns the parameter for `NUMBER_LIST`."""
+    return msgspec.json.encode(tuple(numbers)).decode()
 
 
 # -- times and sizes --
@@ -54,38 +62,82 @@ index."""
 
 # -- full-text search --
 #
-# `messages_text` has one entry per message, whose number is chosen by the caller and ordered.
+# `message_terms` has one entry per message and `session_titles` one per session. The caller chooses their numbers,
+# which are ordered. `messages_text` is the index of an earlier format.
 
-INSERT_ENTRY = "INSERT INTO messages_text(rowid, text) VALUES(?, ?)"
-FIND_ENTRIES = (
-    "SELECT rowid AS entry FROM messages_text WHERE messages_text MATCH ? AND rowid >= ? AND rowid < ?"
-    " ORDER BY rowid DESC LIMIT ?"
-)
+INSERT_ENTRY = "INSERT OR REPLACE INTO message_terms(rowid, terms) VALUES(?, ?)"
+INSERT_TITLE = "INSERT INTO session_titles(rowid, words) VALUES(?, ?)"
+DELETE_TITLE = "DELETE FROM session_titles WHERE rowid = ?"
+DELETE_ENTRIES = "DELETE FROM message_terms WHERE rowid >= ? AND rowid < ?"
+
+
+def _finder(table: str) -> str:
+    return (
+        f"SELECT rowid AS entry FROM {table} WHERE {table} MATCH ? AND rowid >= ? AND rowid < ?"
+        " ORDER BY rowid DESC LIMIT ?"
+    )
+
+
+FIND_ENTRIES = _finder("message_terms")
 """Selects the entries that match the first parameter and whose numbers are at least the second and below the third, the
 highest first. Only as much of the index is read as is needed, and nothing is sorted."""
+FIND_TITLES = _finder("session_titles")
+FIND_FORMER = _finder("messages_text")
 
 
-def delete_entries(numbers: str) -> str:
-    """Returns a statement that deletes the entries whose numbers the subquery selects."""
-    return f"DELETE FROM messages_text WHERE rowid IN ({numbers})"
+def clear_index(db: Db) -> None:
+    """Empties the index of messages."""
+    db.execute("INSERT INTO message_terms(message_terms) VALUES('delete-all')")
 
 
-def match_words(words: Sequence[str]) -> str:
-    """Returns the query for entries that contain all these words. A word that ends in * is a prefix."""
-    return " ".join(f'"{word[:-1]}"*' if word.endswith("*") else f'"{word}"' for word in words)
+def delete_former_entries(db: Db, number: int, session: str, first: int, last: int) -> None:
+    """Deletes the messages at these positions of a session from the index of the earlier format."""
+    db.execute(
+        "DELETE FROM messages_text WHERE rowid IN (SELECT ? | id FROM messages WHERE session = ? AND"
+        " (seq IS NULL OR seq >= ? AND seq <= ?) AND id <= (SELECT value FROM meta WHERE key = 'former'))",
+        (number, session, first, last),
+    )
 
 
-def tokenizer(db: Db) -> Callable[[str], list[str]]:
-    """Returns a function that splits text into words as the index does. The words never contain query syntax, and are
-    equal to those in the index."""
-    split = cast(apsw.Connection, db).fts5_tokenizer("unicode61", ["remove_diacritics", "2"])
-    only_words = {"include_offsets": False, "include_colocated": False}
+def drop_former_index(db: Db) -> None:
+    db.execute("DROP TABLE IF EXISTS messages_text")
 
-    def tokens(text: str) -> list[str]:
-        plain = text.encode(errors="ignore")
-        return list(map(str, split(plain, apsw.FTS5_TOKENIZE_QUERY, None, **only_words)))
 
-    return tokens
+def match_all(parts: Sequence[str]) -> str:
+    """Returns the query for entries that match all of these queries."""
+    return " AND ".join(parts)
+
+
+def match_any(words: Sequence[str]) -> str:
+    """Returns the query for entries that contain any of these words. A word that ends in * is a prefix."""
+    return "(" + " OR ".join(map(match_word, words)) + ")"
+
+
+def match_word(word: str) -> str:
+    return f'"{word[:-1]}"*' if word.endswith("*") else f'"{word}"'
+
+
+class Tokenizer:
+    """Splits a text into words as the index does. The words never contain query syntax, and are equal to those in the
+    index."""
+
+    def __init__(self, db: Db) -> None:
+        self._split = cast(apsw.Connection, db).fts5_tokenizer("unicode61", ["remove_diacritics", "2"])
+
+    def words(self, text: str) -> list[str]:
+        found: Any = self._split(
+            text.encode(errors="replace"),
+            apsw.FTS5_TOKENIZE_QUERY,
+            None,
+            include_offsets=False,
+            include_colocated=False,
+        )
+        return cast(list[str], found)
+
+    def spans(self, text: str) -> list[tuple[int, int, str]]:
+        """The words with their beginnings and ends, in bytes of UTF-8."""
+        found: Any = self._split(text.encode(errors="replace"), apsw.FTS5_TOKENIZE_QUERY, None, include_colocated=False)
+        return cast(list[tuple[int, int, str]], found)
 
 
 # -- upkeep --

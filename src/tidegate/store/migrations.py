@@ -116,6 +116,15 @@ def v13_stop_requests(db: apsw.Connection) -> None:
     db.execute("UPDATE turns SET fence = 1 WHERE state IN ('queued', 'running') AND state = 'running' AND fence = 0")
 
 
+def v14_ranked_search(db: apsw.Connection) -> None:
+    """The search index contains stems, and is numbered by session and position. It is filled in the background; until
+    then, the former index is kept for the messages up to the mark `former`. Titles have an index."""
+    for statement in _V14:
+        db.execute(statement)
+    if db.execute("SELECT value FROM meta WHERE key = 'former'").get == 0:
+        db.execute("DROP TABLE messages_text")
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -144,6 +153,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v11_receipt_tools,
     v12_turn_fence,
     v13_stop_requests,
+    v14_ranked_search,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -404,3 +414,24 @@ _V9 = (
 # Before an insert without a number, `new.id` is -1.
 _V10 = """CREATE TRIGGER audit_appended BEFORE INSERT ON audit WHEN new.id <> -1
     BEGIN SELECT RAISE(ABORT, 'rows of the audit log are appended'); END"""
+
+# A language is a number in `store/analysis.py`; 1 is English. Blocks keep the numbers that sessions had.
+_V14 = (
+    """CREATE TABLE index_blocks(
+        number INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+        part INTEGER NOT NULL)""",
+    "CREATE UNIQUE INDEX index_blocks_session ON index_blocks(session, part)",
+    "INSERT INTO index_blocks SELECT number, session, 0 FROM indexed_sessions",
+    "DROP TABLE indexed_sessions",
+    "ALTER TABLE indexed_extents ADD COLUMN entries INTEGER NOT NULL DEFAULT 0",
+    """CREATE VIRTUAL TABLE message_terms USING fts5(
+        terms, content='', contentless_delete=1, detail=none, tokenize='unicode61 remove_diacritics 2')""",
+    """CREATE VIRTUAL TABLE session_titles USING fts5(
+        words, content='', contentless_delete=1, detail=none, tokenize='unicode61 remove_diacritics 2')""",
+    "CREATE TABLE index_unplaced(message INTEGER PRIMARY KEY REFERENCES messages(id) ON DELETE CASCADE)",
+    """CREATE TABLE index_retitled(
+        session TEXT PRIMARY KEY REFERENCES sessions(id) ON DELETE CASCADE) WITHOUT ROWID""",
+    "INSERT INTO index_retitled SELECT id FROM sessions WHERE title <> '' OR name IS NOT NULL",
+    "INSERT INTO meta SELECT 'former', value FROM meta WHERE key = 'indexed'",
+    "INSERT INTO meta VALUES('index_language', 1)",
+)

@@ -20,7 +20,7 @@ class Recall(Protocol):
     """Looks up earlier messages."""
 
     async def search(
-        self, ctx: "ToolContext", query: str, *, regex: bool, everywhere: bool, after: str, limit: int
+        self, ctx: "ToolContext", query: str, *, exact: bool, regex: bool, everywhere: bool, after: str, limit: int
     ) -> str: ...
 
     async def describe(self, ctx: "ToolContext", summary: int | None, *, after: int) -> str: ...

@@ -26,7 +26,7 @@ from tidegate.store.rows import (
     decompress,
     encode,
 )
-from tidegate.store.tables import approvals, messages, search, usage, workspaces
+from tidegate.store.tables import approvals, messages, search_index, usage, workspaces
 from tidegate.values import Failure, Prefix
 
 _COLUMNS = (
@@ -108,6 +108,8 @@ def create(
         )
     except ConstraintError:
         raise Conflict("A live session of that name or id already exists.") from None
+    if title or name:
+        search_index.retitled(db, id)
     return row
 
 
@@ -253,6 +255,7 @@ def set_title(db: Db, id: str, title: str) -> None:
     """Sets the title. The session's version stays the same, since models do not see the title."""
     db.lock("session", id)
     _change(db, id, "title = ?", (title,))
+    search_index.retitled(db, id)
 
 
 def touch(db: Db, id: str, now: float) -> None:
@@ -322,7 +325,7 @@ def delete(db: Db, id: str) -> bool:
     prefix_id, kind = found
     ephemeral = kind == "ephemeral"
     mine = "(SELECT id FROM turns WHERE session = ?)"
-    search.unindex(db, id, "SELECT id FROM messages WHERE session = ?", (id,))
+    search_index.unindex(db, id)
     usage.anonymise(db, id, named=not ephemeral)
     unfinished = " AND outcome IS NULL" if ephemeral else ""
     db.batch(
@@ -354,7 +357,8 @@ def delete_messages(db: Db, id: str, limit: int) -> int:
     if over is None:
         return 0
     first = "SELECT id FROM messages WHERE session = ? ORDER BY seq NULLS FIRST LIMIT ?"
-    search.unindex(db, id, first, (id, limit))
+    last = db.execute(f"SELECT max(seq) FROM messages WHERE id IN ({first})", (id, limit)).get
+    search_index.unindex(db, id, last=last or 0)
     db.execute(f"DELETE FROM messages WHERE id IN ({first})", (id, limit))
     removed = db.changes()
     _lower_mark(db)
@@ -388,7 +392,8 @@ def _lower_mark(db: Db) -> None:
     and a mark must not be above the id of a future row."""
     db.execute(
         "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
-        " WHERE (key = 'indexed' OR key LIKE 'indexed:%') AND value > (SELECT coalesce(max(id), 0) FROM messages)"
+        " WHERE (key IN ('indexed', 'former') OR key LIKE 'indexed:%')"
+        " AND value > (SELECT coalesce(max(id), 0) FROM messages)"
     )
 
 

@@ -25,14 +25,17 @@ def _recall(ctx: ToolContext) -> Recall:
 async def context_search(
     ctx: ToolContext,
     *,
-    query: Annotated[str, Meta(description="Words that must all occur (word* matches a prefix), or a pattern.")],
-    regex: Annotated[bool, Meta(description="Treat query as a regular expression (RE2), line by line.")] = False,
+    query: Annotated[str, Meta(description="A question or words.")],
+    exact: Annotated[bool, Meta(description='All words; word* is a prefix, "a b" a phrase.')] = False,
+    regex: Annotated[bool, Meta(description="The query is an RE2 pattern.")] = False,
     everywhere: Annotated[bool, Meta(description="Search the person's other conversations too.")] = False,
     after: Annotated[str, Meta(description="Cursor for the next page, from the last answer.", max_length=2000)] = "",
     limit: Annotated[int, Meta(ge=1, le=50)] = 20,
 ) -> str:
-    """Searches the earlier messages and long results of this conversation, latest first."""
-    return await _recall(ctx).search(ctx, query, regex=regex, everywhere=everywhere, after=after, limit=limit)
+    """Searches the earlier messages and long results of this conversation."""
+    return await _recall(ctx).search(
+        ctx, query, exact=exact, regex=regex, everywhere=everywhere, after=after, limit=limit
+    )
 
 
 @tool(effect="read", parallel=True)

@@ -28,7 +28,7 @@ function Side({ session, isAsking }) {
 
 function Entry({ session, isCurrent, isAsking, onOpen }) {
   return html`<li>
-    <a href=${`#/${session.id}`} aria-current=${isCurrent ? "page" : null} data-running=${session.running ? "yes" : null} data-ended=${session.ended ? "yes" : null}
+    <a href=${`#/${session.id}`} aria-current=${isCurrent ? "page" : null} data-running=${session.running ? "yes" : null} data-ended=${session.ended ? "yes" : null} title=${session.excerpt}
       onClick=${(event) => { event.preventDefault(); onOpen(session.id); }}>
       <span class="entry-title">${titleOf(session)}</span>
       <span class="entry-side"><${Side} session=${session} isAsking=${isAsking} /></span>

@@ -4,7 +4,7 @@ The parts of which aiohttp's session consists are used directly. A session costs
 redirects and tracing that are not needed here, and does not tell whether a connection was reused.
 `tests/http_client/test_aiohttp_canary.py` checks each part that is used, so a new version cannot change it unnoticed.
 
-`Connector` owns the connections and counts their sockets.
+`AiohttpTransport` owns the connections and counts their sockets.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class _Body(aiohttp.Payload):
                 await writer.write(view[start : start + PIECE_BYTES])
 
 
-class Connector:
+class AiohttpTransport:
     def __init__(
         self, *, keepalive: float, limit: int, upload_rate: int, guard: AddressGuard | None, resolver: Any
     ) -> None:

@@ -1,0 +1,195 @@
+"""Retrieval: the share of evidence messages that `context_search` finds for questions in other words.
+
+The conversations are generated (`bench/dialogues.py`), and the topics of those that count were not used for tuning. The
+same questions are asked by three rules: every word must occur (newest first), any content word with BM25 over an
+ordinary FTS5 table with stems, and the gateway's ranked search through the agent's tool. The disk figures compare the
+sizes of the index and of the whole store with the text of the messages.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from bench.dialogues import Dialogue, Question, dialogues
+from bench.report import Figure
+from bench.suite import Bench
+from bench.suite.search import SETTINGS, SPOOL_BYTES
+from tidegate.config import load
+from tidegate.lifetimes import Ledger, Scope
+from tidegate.recall import RecallService
+from tidegate.spool import Spool
+from tidegate.store import Db, Store, search_index, sessions
+from tidegate.store.analysis import STOP_WORDS
+from tidegate.store.rows import pack
+from tidegate.tools import ToolContext
+from tidegate.values import Message, Prefix
+
+GOAL = 1.1
+INDEX_GOAL = 0.4
+DISK_GOAL = 1.5
+DEPTHS = (5, 10, 25)
+OWNER = "p_reader"
+TABLE = "CREATE VIRTUAL TABLE {} USING fts5(text, tokenize='porter unicode61')"
+PLACE = re.compile(r"^message (\d+) ", re.MULTILINE)
+RULES = {"every word": "all", "any word, BM25": "any", "ranked search": "ours"}
+
+Found = dict[str, dict[str, dict[int, float]]]
+"""Shares of the evidence by rule, kind of question, and depth."""
+
+
+def run(bench: Bench) -> list[Figure]:
+    if bench.subject != "gateway":
+        return []
+    made = dialogues(bench.scale.recall_dialogues, "report")
+    questions = [question for dialogue in made for question in dialogue.questions]
+    bench.say(f"recall: {sum(len(each.lines) for each in made):,} messages, {len(questions)} questions")
+    found, sizes = asyncio.run(measure(bench, made))
+    ours, plain = found["ranked search"]["all"], found["any word, BM25"]["all"]
+    table = "; ".join(
+        f"{rule} " + " / ".join(f"{100 * shares['all'][depth]:.1f} %" for depth in DEPTHS)
+        for rule, shares in found.items()
+    )
+    ratio = ours[10] / plain[10]
+    index, disk = sizes["index"] / sizes["text"], sizes["disk"] / sizes["text"]
+    return [
+        Figure(
+            name="recall_10",
+            title=f"evidence in the first 10 results of {len(questions)} held-out questions, against plain BM25",
+            unit="×",
+            value=ratio,
+            goal=f"≥ {GOAL:g} ×",
+            met=ratio >= GOAL,
+            note=f"in the first 5 / 10 / 25: {table}",
+            detail={
+                rule: {kind: list(depths.values()) for kind, depths in kinds.items()} for rule, kinds in found.items()
+            },
+        ),
+        Figure(
+            name="recall_index",
+            title="search index against the text of the messages",
+            unit="×",
+            value=index,
+            goal=f"≤ {INDEX_GOAL:g} ×",
+            met=index <= INDEX_GOAL,
+            note=f"{sizes['index'] / sizes['messages']:.0f} bytes a message of {sizes['text'] / sizes['messages']:.0f}",
+        ),
+        Figure(
+            name="recall_disk",
+            title="the whole store against the text of its (short) messages",
+            unit="×",
+            value=disk,
+            goal="",
+            met=None,
+            note=f"{sizes['disk'] / sizes['messages']:.0f} bytes a message",
+        ),
+    ]
+
+
+async def measure(bench: Bench, made: Sequence[Dialogue]) -> tuple[Found, dict[str, int]]:
+    home = bench.place("recall")
+    (home / "tidegate.toml").write_text(SETTINGS)
+    config = await asyncio.to_thread(load, home)
+    plain = apsw.Connection(":memory:")
+    async with (
+        Scope("process", account=Ledger().account("process")) as scope,
+        Store.open(home / "recall.db") as store,
+    ):
+        spool = Spool(home / "spool", store, excerpt_bytes=1 << 20, excerpt_lines=10_000, quota=SPOOL_BYTES)
+        service = RecallService(config, store, spool, scope)
+        for number, dialogue in enumerate(made):
+            await store.write(_add, f"s_{number}", dialogue)
+            plain.execute(TABLE.format(f"plain_{number}"))
+            plain.executemany(
+                f"INSERT INTO plain_{number}(rowid, text) VALUES(?, ?)",
+                [(place, _text(dialogue, place)) for place in range(len(dialogue.lines))],
+            )
+        found: Found = {}
+        for rule in RULES:
+            hits: dict[str, dict[int, int]] = {}
+            evidence: dict[str, int] = {}
+            for number, dialogue in enumerate(made):
+                for question in dialogue.questions:
+                    places = await _ask(rule, service, spool, plain, number, question)
+                    for kind in {question.kind, "all"}:
+                        evidence[kind] = evidence.get(kind, 0) + len(question.evidence)
+                        counted = hits.setdefault(kind, dict.fromkeys(DEPTHS, 0))
+                        for depth in DEPTHS:
+                            counted[depth] += len(question.evidence.intersection(places[:depth]))
+            found[rule] = {
+                kind: {depth: count / max(1, evidence[kind]) for depth, count in counted.items()}
+                for kind, counted in hits.items()
+            }
+        text = sum(len(_text(dialogue, place).encode()) for dialogue in made for place in range(len(dialogue.lines)))
+        sizes = {"text": text, "messages": sum(len(each.lines) for each in made), **await store.read(_sizes)}
+    return found, sizes
+
+
+async def _ask(
+    rule: str, service: RecallService, spool: Spool, plain: apsw.Connection, number: int, question: Question
+) -> list[int]:
+    """The numbers of the lines that a rule finds for the question, the best first."""
+    if rule == "ranked search":
+        nowhere: Any = None  # a search uses no workspace
+        session = f"s_{number}"
+        ctx = ToolContext(
+            session=session,
+            principal=OWNER,
+            channel="http",
+            agent="main",
+            turn="",
+            workspace=nowhere,
+            spool=spool.of(session, None),
+        )
+        shown = await service.search(
+            ctx, question.text, exact=False, regex=False, everywhere=False, after="", limit=DEPTHS[-1]
+        )
+        return [int(place) - 1 for place in PLACE.findall(shown)]
+    words = list(dict.fromkeys(re.findall(r"\w+", question.text.lower())))
+    table = f"plain_{number}"
+    joined = " AND " if rule == "every word" else " OR "
+    match = joined.join(f'"{word}"' for word in words if rule == "every word" or word not in STOP_WORDS)
+    order = "rowid DESC" if rule == "every word" else "rank"
+    rows = plain.execute(f"SELECT rowid FROM {table} WHERE {table} MATCH ? ORDER BY {order} LIMIT 25", (match,))
+    return [row[0] for row in rows]
+
+
+def _text(dialogue: Dialogue, place: int) -> str:
+    line = dialogue.lines[place]
+    return f"{line.who}: {line.text}"
+
+
+def _add(db: Db, id: str, dialogue: Dialogue) -> None:
+    sessions.create(
+        db,
+        id=id,
+        principal=OWNER,
+        channel="http",
+        name=None,
+        kind="named",
+        agent="main",
+        extra="",
+        parent=None,
+        now=dialogue.lines[0].at,
+        prefix=Prefix(prompt="You listen."),
+        encoder=0,
+    )
+    rows: list[tuple[Any, ...]] = []
+    for place, line in enumerate(dialogue.lines):
+        role = "user" if line.who == dialogue.people[0] else "assistant"
+        message = Message(role="user" if role == "user" else "assistant", text=_text(dialogue, place))
+        rows.append((id, place + 1, role, *pack(message), line.at))
+    db.executemany("INSERT INTO messages(session, seq, role, body, packed, at) VALUES(?, ?, ?, ?, ?, ?)", rows)
+    while search_index.index(db):
+        pass
+
+
+def _sizes(db: Db) -> dict[str, int]:
+    """The bytes of the index, and of all tables."""
+
+    def pages(where: str) -> int:
+        return int(db.execute(f"SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE {where}").get)
+
+    return {"index": pages("name LIKE 'message_terms%' OR name LIKE 'index_%'"), "disk": pages("TRUE")}
