@@ -41,7 +41,7 @@ TEXTS = 5_000
 SESSIONS = 5_000
 """The number of sessions in which one read looks for messages or results. This takes about ten milliseconds."""
 FILES = 50
-"""The number of results that one child process searches."""
+"""The number of results that one worker thread searches."""
 _PUNCTUATION = " \t\n.,;:!?\"'*()[]"
 INDEX_AFTER = 1_000
 """The most characters of a plug-in index's cursor."""
@@ -435,7 +435,7 @@ def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, 
 
 
 def _line_words(db: Db, request: SearchRequest) -> list[str]:
-    """The words that a line of a result must contain."""
+    """Returns the words that a line of a result must contain."""
     analyzer = search_index.analyzer(db)
     if request.kind == "exact":
         return AllWords(request.query, analyzer).shown

@@ -135,7 +135,7 @@ class Tokenizer:
         return cast(list[str], found)
 
     def spans(self, text: str) -> list[tuple[int, int, str]]:
-        """The words with their beginnings and ends, in bytes of UTF-8."""
+        """Returns the words with their beginnings and ends, in bytes of UTF-8."""
         found: Any = self._split(text.encode(errors="replace"), apsw.FTS5_TOKENIZE_QUERY, None, include_colocated=False)
         return cast(list[tuple[int, int, str]], found)
 
