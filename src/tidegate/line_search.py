@@ -2,10 +2,10 @@
 
 Patterns are regular expressions of RE2 (google-re2), which never backtracks. A match lies within one line: a pattern is
 applied to each line on its own, whose end may be `\\n` or `\\r\\n`. `\\d`, `\\w`, `\\s` and `\\b` cover ASCII; `.`,
-`[…]`, `\\pL` and ignoring case cover every character. Look-around, back references, and what would look beyond the line
-(`\\A`, `\\z`, `\\C`, `\\n`, `(?-m)`) are refused in one sentence. Bytes that are not UTF-8 match nothing.
+`[…]`, `\\pL` and ignoring case cover every character. Look-around, back references, and everything that looks beyond
+the line (`\\A`, `\\z`, `\\C`, `\\n`, `(?-m)`) are refused in one sentence. Bytes that are not UTF-8 match nothing.
 
-RE2 is imported with the first pattern. Compiling takes at most some 40 ms; searching does not hold the interpreter.
+RE2 is imported with the first pattern. Compiling takes at most about 40 ms; searching does not hold the interpreter.
 Both block and belong in worker threads. A text is read in blocks, between which the caller can stop the search; no
 block takes longer than `MOST_INSTRUCTIONS` allows. Nothing is kept between searches.
 """
@@ -37,7 +37,8 @@ class LinePattern(Protocol):
     whole_lines: bool
 
     def find(self, data: bytes, start: int, end: int) -> Span | None:
-        """The next match within `data[start:end]` as (start, end). Its surroundings decide about `^`, `$` and `\\b`."""
+        """Returns the next match within `data[start:end]` as (start, end). The surrounding text decides about `^`, `$`
+        and `\\b`."""
         ...
 
 

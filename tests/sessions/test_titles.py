@@ -20,7 +20,7 @@ async def test_a_title_that_is_too_long_is_refused_and_never_cut(home: Path, mod
         await gateway.service.operations.set_title(session, ANNA, "  a\nline " + "x" * (LONGEST_TITLE - 7))
         kept = (await gateway.service.session(session, ANNA)).title
         assert kept == "a line " + "x" * (LONGEST_TITLE - 7)
-        with pytest.raises(Refused, match="201 characters and may have 200"):
+        with pytest.raises(Refused, match="201 characters; the limit is 200"):
             await gateway.service.operations.set_title(session, ANNA, "x" * (LONGEST_TITLE + 1))
         assert (await gateway.service.session(session, ANNA)).title == kept
 

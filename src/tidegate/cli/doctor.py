@@ -84,7 +84,7 @@ def _home(home: Path, _holder: Holder | None) -> Finding:
         return Finding("home folder", "fail", f"{home} belongs to uid {found.st_uid}: run as that user.")
     for path in (home, home / "tidegate.db"):
         if path.exists() and not os.access(path, os.W_OK):
-            return Finding("home folder", "fail", f"{path} is not writable: is it read-only or immutable?")
+            return Finding("home folder", "fail", f"{path} is not writable: is it immutable, or its disk read-only?")
     if stat.S_IMODE(found.st_mode) & 0o077:
         return Finding("home folder", "warn", f"other users can read {home}: chmod 700 {home}")
     return Finding("home folder", "ok", f"{home}; private (0700).")

@@ -103,7 +103,7 @@ def _with_hint(error: NotFound) -> NotFound:
 def _number(text: str) -> int:
     digits = text.strip().strip("[]")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 15):
-        raise Refused("The number of the note is missing; /memory shows it.", code="missing_argument")
+        raise Refused("The number of the note is missing; /memory lists all notes.", code="missing_argument")
     return int(digits)
 
 

@@ -440,8 +440,8 @@ def _split_url(text: str) -> tuple[str, str, str] | None:
 
 
 class BaseUrl(Plain):
-    """The base URL of an HTTP API. URLs are shown and logged and must not contain secrets, so a user name, password or
-    query is refused, and invalid URLs are never quoted."""
+    """The base URL of an HTTP API. URLs are shown and logged, so they must not contain secrets: one with a user name,
+    password or query is refused, and an invalid one is never quoted."""
 
     shape = 'an address like "https://api.example.org/v1"'
 

@@ -1,7 +1,7 @@
 """One attempt to run a turn: it takes the turn, runs its handler, and says how the turn ends.
 
 Guarantee: whatever happens to an attempt, it ends in one of three ways. The turn is to be settled; it is left to a
-later attempt, because this process stops; or it is not this attempt's any more, because another one has taken it or
+later attempt, because this process stops; or it no longer belongs to this attempt, because another one has taken or
 ended it. Whether the attempt resumes a turn follows from the rows that it has taken. The journal of an attempt belongs
 to the attempt; the engine owns its asyncio task.
 """
@@ -49,7 +49,7 @@ class AttemptRunner:
         self._clock = clock
 
     async def run(self, live: LiveTurn) -> Attempt | None:
-        """Start the turn and run its handler. Returns None if the turn is left to another attempt or has ended."""
+        """Starts the turn and runs its handler. Returns None if the turn is left to another attempt or has ended."""
         attempt = Attempt()
         live.attach_task()
         live.start_timer(self._turn_seconds)
@@ -99,7 +99,7 @@ class AttemptRunner:
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _park(self, live: LiveTurn, attempt: Attempt) -> None:
-        """Leave the turn for the next process. An orderly stop does not count towards limits.resumes. The cost of the
+        """Leaves the turn for the next process. An orderly stop does not count towards limits.resumes. The cost of the
         model call in progress is recorded, since the next process makes the call again."""
         taken = attempt.taken or (live.start.taken if live.start is not None else None)
         if taken is None or not self._queue.is_closed:
@@ -138,7 +138,7 @@ class AttemptRunner:
         )
 
     def _log_failure(self, live: LiveTurn, failure: Failure, error: BaseException) -> None:
-        """Write one log line per failed turn, so that the operator notices a wrong key or a broken model. The
+        """Writes one log line per failed turn, so that the operator notices a wrong key or a broken model. The
         endpoint's error message is left out because it may quote the conversation."""
         if failure.code == "internal":
             log.exception("a turn failed unexpectedly", session=live.session, turn=live.turn, error=failure.message)

@@ -210,8 +210,8 @@ class EmbeddedEngine(Engine):
     # -- waiting --
 
     async def _until_slots_free(self) -> None:
-        """Wait until no turn has a slot. A turn that reserves its slot for its tasks is included until the tasks can no
-        longer start."""
+        """Waits until no turn has a slot. A turn that reserves its slot for its tasks is included until the tasks can
+        no longer start."""
         while (live := next(filter(self._is_busy, self._queue.live.values()), None)) is not None:
             await self._until_ended(live)
 
@@ -219,7 +219,7 @@ class EmbeddedEngine(Engine):
         return live.has_slot and not (self._queue.is_parking and live.is_waiting)
 
     async def _until_session_idle(self, session: str) -> None:
-        """Wait until no turn of this session is open, here or elsewhere."""
+        """Waits until no turn of this session is open, here or elsewhere."""
         while live := self._queue.of_session(session):
             await self._until_ended(live[0])
         while True:
@@ -228,7 +228,7 @@ class EmbeddedEngine(Engine):
             await anyio.sleep(FIRST_PAUSE)
 
     async def _until_ended(self, live: LiveTurn) -> None:
-        """Wait until the end of the turn is published. If the end could not be stored yet, wait a little longer."""
+        """Waits until the end of the turn is published. If the end could not be stored yet, waits a little longer."""
         await live.log.ended()
         await anyio.sleep(FIRST_PAUSE if live.turn in self._queue.live else 0)
 
@@ -245,7 +245,7 @@ class EmbeddedEngine(Engine):
         return self._queue.is_parking or not self._scope.open
 
     def _stopped(self, turn: str, request: StopRequest, stopped: Stopped) -> bool:
-        """Act on a stored request to stop, in the iteration of the event loop in which it was committed."""
+        """Acts on a stored request to stop, in the iteration of the event loop in which it was committed."""
         live = self._queue.live.get(turn)
         if live is not None and stopped.settlement is not None:
             if self._queue.withdraw(live):
@@ -256,13 +256,14 @@ class EmbeddedEngine(Engine):
         return stopped.is_open
 
     def _stop_here(self, live: LiveTurn, request: StopRequest) -> None:
-        """Stop a turn of this process: cancel it, or take it out of the queue and settle it."""
+        """Stops a turn of this process: cancels it, or takes it out of the queue and settles it."""
         live.stop(request.by, abandoned=request.abandoned)
         if self._scope.open and self._queue.withdraw(live):
             self._scope.start(self._settle_withdrawn, live, name=f"turn {live.turn}", at_close="finish")
 
     async def _settle_withdrawn(self, live: LiveTurn) -> None:
-        """End a turn that left the queue without running. Its session stays present only until the end is published."""
+        """Ends a turn that left the queue without running. Its session stays present only until the end is
+        published."""
         with contextlib.ExitStack() as present:
             record = present.enter_context(self._presence.keep_present(live.session))
 
@@ -276,7 +277,7 @@ class EmbeddedEngine(Engine):
                 self._release(record, live, None)
 
     async def _reread(self, live: LiveTurn) -> None:
-        """Read the news for a turn from the store."""
+        """Reads the news for a turn from the store."""
         with contextlib.suppress(StoreFailed):  # the turn finds its news with its next commit
             row = await self._store.read(turns.get, live.turn)
             if row is not None and row.state in OPEN:
@@ -289,7 +290,7 @@ class EmbeddedEngine(Engine):
     # -- running --
 
     async def _run(self, record: Present, live: LiveTurn) -> None:
-        """Run a turn and settle it, or leave it to another attempt. This is the turn's asyncio task."""
+        """Runs a turn and settles it, or leaves it to another attempt. This is the turn's asyncio task."""
         try:
             attempt = await self._attempts.run(live)
             if attempt is not None:
@@ -300,15 +301,15 @@ class EmbeddedEngine(Engine):
             self._release(record, live, None)
 
     async def _publish_elsewhere(self, record: Present, live: LiveTurn) -> None:
-        """Publish the end of a turn that was not ended by an attempt of this process, and release the turn. If another
-        attempt runs the turn, its followers follow it again."""
+        """Publishes the end of a turn that was not ended by an attempt of this process, and releases the turn. If
+        another attempt runs the turn, its followers follow it again."""
         outcome = await self._store.read(turns.outcome, live.turn)
         if outcome is not None and outcome.state not in OPEN:
             live.log.append(TurnEnded(outcome=outcome))
         self._release(record, live, None)
 
     async def _settle(self, live: LiveTurn, attempt: Attempt, release: Callable[[Settlement], None]) -> None:
-        """Stop the turn's delegated tasks, decide how the turn ends, and store its end."""
+        """Stops the turn's delegated tasks, decides how the turn ends, and stores its end."""
         if attempt.journal is None:
             live.delegated = True  # an earlier attempt may have delegated tasks
         if live.delegated:
@@ -318,7 +319,7 @@ class EmbeddedEngine(Engine):
             await self._commit(live, end, release)
 
     async def _end_tasks(self, live: LiveTurn) -> None:
-        """Stop the tasks that this turn delegated, now or in an earlier attempt, and wait until they have ended."""
+        """Stops the tasks that this turn delegated, now or in an earlier attempt, and waits until they have ended."""
         with contextlib.suppress(StoreFailed):  # the timer finds the rest
             for turn, session in await self._store.read(open_turns.tasks_of, live.turn):
                 self.submit(session, turn, within=live.turn)
@@ -348,9 +349,9 @@ class EmbeddedEngine(Engine):
         return turn_end(live, attempt, taken, (live.usage, attempt.journal.steps))
 
     async def _commit(self, live: LiveTurn, end: TurnEnd, release: Callable[[Settlement], None]) -> None:
-        """Store the end and release the turn. If the store refuses the write, waiting callers are notified immediately,
-        but the session starts no other turn until this end is stored, because a later turn must not overtake this
-        one."""
+        """Stores the end and releases the turn. If the store refuses the write, waiting callers are notified
+        immediately, but the session starts no other turn until this end is stored, because a later turn must not
+        overtake this one."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -376,7 +377,7 @@ class EmbeddedEngine(Engine):
     # -- the end --
 
     def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
-        """Release a turn's record, exactly once; no other code does this. The record is released as soon as the end is
+        """Releases a turn's record, exactly once; no other code does this. The record is released as soon as the end is
         stored, so that waiting callers are notified in the same iteration of the event loop, and at the latest when the
         turn's asyncio task ends."""
         if live.released:

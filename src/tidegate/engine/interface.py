@@ -64,8 +64,8 @@ class Handler(Protocol):
     async def __call__(self, turn: Turn, taken: TakenTurn, /) -> None: ...
 
     def turn_ended(self, record: Present, outcome: Outcome, version: int) -> None:
-        """Called when the turn has ended, before its record is released. `version` is the session's current version in
-        the store."""
+        """Handles the end of a turn, before the turn's record is released. `version` is the session's current version
+        in the store."""
         ...
 
 
@@ -77,34 +77,35 @@ class Engine(Protocol):
         ...
 
     def submit(self, session: str, turn: str, *, within: str | None = None, started: StartedTurn | None = None) -> None:
-        """Called when an accepted turn has been committed, and again for a turn that nobody seems to run. Idempotent:
-        nothing happens if the engine has the turn already or if it has ended. `within` is the turn that delegated it;
-        a task ends no later than that turn."""
+        """Receives an accepted turn once it has been committed. Called again if nobody seems to run the turn.
+        Idempotent: nothing happens if the engine has the turn already or if it has ended. `within` is the turn that
+        delegated it; a task ends no later than that turn."""
         ...
 
     def wake(self, turn: str) -> None:
-        """Called when news for this turn has been committed: a steering message, an answer to a question, or a request
-        to stop. If this call is lost, the turn finds the news with its next commit."""
+        """Tells the engine that there is news for this turn in the store: a steering message, an answer to a question,
+        or a request to stop. If this call is lost, the turn finds the news with its next commit."""
         ...
 
     async def stop(self, turn: str, by: str, *, abandoned: bool = False) -> bool:
-        """Stop a turn, wherever it runs. A queued turn has ended when this returns; a running one keeps the text that
-        it has shown and ends soon. The request is stored, so it survives a crash. `by` is the reason, as the end of a
-        sentence. Returns False if the turn is not open."""
+        """Stops a turn, wherever it runs. A queued turn has ended when this call returns; a running one ends soon and
+        keeps the text that it has shown. The request is stored, so it survives a crash. `by` is the reason, as the end
+        of a sentence. Returns False if the turn is not open."""
         ...
 
     async def stop_session(self, session: str, by: str, within: float) -> bool:
-        """Stop all turns of a session, and wait up to `within` seconds until they have ended. Returns True if they
+        """Stops all turns of a session, and waits up to `within` seconds until they have ended. Returns True if they
         have."""
         ...
 
     def follow(self, turn: str) -> TurnLog | None:
-        """The event log of a turn that waits or runs; None if there is nothing to follow. If the log is closed and its
-        last event is not an outcome, another attempt runs the turn: follow it again, or ask for its result."""
+        """Returns the event log of a turn that waits or runs, or None if there is nothing to follow. If the log is
+        closed and its last event is not an outcome, another attempt runs the turn: follow it again, or ask for its
+        result."""
         ...
 
     def follow_session(self, session: str) -> TurnLog | None:
-        """The log of the turn that runs in this session now, as far as this process knows."""
+        """Returns the log of the turn that now runs in this session, as far as this process knows."""
         ...
 
     async def result(self, turn: str) -> Outcome:
@@ -113,13 +114,13 @@ class Engine(Protocol):
         ...
 
     def tell(self, turn: str, event: Event) -> None:
-        """Send an event that did not originate in this turn to the turn's followers."""
+        """Sends an event that did not originate in this turn to the turn's followers."""
         ...
 
     def delegating(self, turn: str) -> AbstractContextManager[None]:
-        """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated. The engine
-        need not reserve a slot for the turn during that time. Raises Parked if the process stops and starts no more
-        tasks."""
+        """Counts one of the turn's tool calls as waiting for a task that it delegated, for the duration of the block.
+        The engine need not reserve a slot for the turn during that time. Raises Parked if the process stops and starts
+        no more tasks."""
         ...
 
     def can_start(self, within: str = "") -> bool:
@@ -128,7 +129,7 @@ class Engine(Protocol):
         ...
 
     async def drain(self, within: float) -> None:
-        """Stop starting turns. Running turns have this many seconds to finish; those that do not are left for another
+        """Stops starting turns. Running turns have this many seconds to finish; those that do not are left for another
         attempt, after their current step."""
         ...
 

@@ -271,7 +271,8 @@ class Journal:
         return found
 
     async def _reread(self, ready: Callable[[], Awaitable[T | None]]) -> T | None:
-        """Looks for news without having been woken. Nobody said that there are any, so the store may fail."""
+        """Looks for news without having been woken. If the store fails, the turn keeps waiting, since perhaps there is
+        no news."""
         with contextlib.suppress(StoreFailed):
             self._live.learn(await self._store.read(turns.news, self.id, self._fence))
             return await ready()

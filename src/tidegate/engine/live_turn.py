@@ -131,12 +131,13 @@ class LiveTurn:
         return live
 
     def attach_task(self) -> None:
-        """Make a stop cancel the current asyncio task, until `detach_task` is called."""
+        """Makes a stop cancel the current asyncio task, until `detach_task` is called."""
         self._task = asyncio.current_task()
 
     def detach_task(self) -> bool:
-        """Make later stops leave the asyncio task alone, because only the end of the turn remains to be stored. Returns
-        True if the turn was stopped or expired, and False if it was only cancelled by the end of the process."""
+        """Makes later stops leave the asyncio task alone, because only the end of the turn remains to be stored.
+        Returns True if the turn was stopped or expired, and False if it was only cancelled by the end of the
+        process."""
         task, self._task = self._task, None
         self.is_done = True
         ours = self.stopped_by is not None or self.expired
@@ -156,7 +157,7 @@ class LiveTurn:
             self._task.cancel()
 
     def add_usage(self, usage: Usage) -> None:
-        """Count a model call of this turn or of one of its tasks, in this turn and in all parent turns."""
+        """Counts a model call of this turn or of one of its tasks, in this turn and in all parent turns."""
         self.usage = self.usage + usage
         if self.parent is not None:
             self.parent.add_usage(usage)
@@ -164,7 +165,7 @@ class LiveTurn:
     # -- time limit --
 
     def start_timer(self, seconds: float) -> None:
-        """Start the timer of the turn's time limit."""
+        """Starts the timer of the turn's time limit."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + seconds
         self._timer = loop.call_later(seconds, self.expire)
@@ -175,7 +176,7 @@ class LiveTurn:
         return self._timer is not None
 
     def hold_timer(self) -> None:
-        """Suspend the time limit. It continues once `resume_timer` has been called as often as this method."""
+        """Suspends the time limit. It continues once `resume_timer` has been called as often as this method."""
         self._timer_holds += 1
         self.stop_timer()
 
@@ -185,7 +186,7 @@ class LiveTurn:
             self.start_timer(self._seconds_left)
 
     def stop_timer(self) -> None:
-        """Stop the timer and remember the time left."""
+        """Stops the timer and remembers the time left."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -199,19 +200,19 @@ class LiveTurn:
         self.log.append(event)
 
     def wake(self) -> None:
-        """Called when there may be news for this turn in the store."""
+        """Tells the turn that there may be news for it in the store."""
         self.steered = True
         self.signal()
 
     def learn(self, news: TurnNews) -> None:
-        """Act on the news that were found in the store."""
+        """Acts on the news that was found in the store."""
         if news.is_steered:
             self.steered = True
         if news.stopping is not None and self.stopped_by is None:
             self.stop(news.stopping.by, abandoned=news.stopping.abandoned)
 
     def signal(self) -> None:
-        """Called when an event may have happened that one of the turn's steps waits for."""
+        """Tells the turn that an event may have happened for which one of its steps waits."""
         self._signals += 1
         if self._signalled is not None and not self._signalled.done():
             self._signalled.set_result(None)

@@ -1,7 +1,7 @@
 """The turns that wait and run in this process, and their slots.
 
-Guarantee: a session runs one turn at a time, in the order in which its turns were added. At most `cap` turns run in a
-new slot; the sessions whose next turn waits for one get it in turn. A turn is released once.
+Guarantee: a session runs one turn at a time, in the order in which its turns were added. The sessions whose next turn
+waits for a slot get one in the order in which they asked. A turn is released once.
 
 A slot is the permission to run (`Slots`). At most `cap` turns start in a new slot. A turn that waits for a person has
 no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the
@@ -55,7 +55,7 @@ class RunQueue:
         return record.turn if record is not None else None
 
     def of_session(self, session: str) -> tuple[LiveTurn, ...]:
-        """The session's turns: first the running one, then those that wait, in order."""
+        """Returns the session's turns: first the running one, then those that wait, in order."""
         record = self._presence.get(session)
         if record is None:
             return ()
@@ -67,7 +67,7 @@ class RunQueue:
         return self._scope.open and not (self.is_closed if parent is None else self.is_parking)
 
     def add(self, live: LiveTurn) -> Present:
-        """Add a turn at the end of its session's queue. Returns the session's record, for `start_next`."""
+        """Adds a turn at the end of its session's queue. Returns the session's record, for `start_next`."""
         self.live[live.turn] = live
         record = self._presence.obtain(live.session)
         record.waiting.append(live)
@@ -76,7 +76,7 @@ class RunQueue:
         return record
 
     def start_next(self, record: Present) -> None:
-        """Start the session's next turn if a slot is free; otherwise remember that the session waits for one."""
+        """Starts the session's next turn if a slot is free; otherwise remembers that the session waits for one."""
         if record.turn is not None or not record.waiting or not self.is_open_for(record.waiting[0].parent):
             return
         if not self.slots.is_free_for(record.waiting[0].parent):
@@ -91,7 +91,7 @@ class RunQueue:
         record.notify()
 
     def withdraw(self, live: LiveTurn) -> bool:
-        """Remove a turn from its session's queue. Returns False if it is not there because it has been started."""
+        """Removes a turn from its session's queue. Returns False if it is not there because it has been started."""
         record = self._presence.get(live.session)
         if record is None or live not in record.waiting:
             return False
@@ -101,7 +101,7 @@ class RunQueue:
         return True
 
     def release(self, record: Present, live: LiveTurn) -> None:
-        """Drop a turn and free its slot. The caller then calls `fill_slots`."""
+        """Drops a turn and frees its slot. The caller then calls `fill_slots`."""
         self.slots.release(live)
         self.live.pop(live.turn, None)
         self._presence.turn_ended(record, live)
@@ -109,7 +109,7 @@ class RunQueue:
             self._ready[record] = None  # behind the sessions that are waiting for a slot
 
     def fill_slots(self, tree: LiveTurn | None) -> None:
-        """Give free slots to the sessions that wait for one. Slots that the turns of this task tree have reserved for
+        """Gives free slots to the sessions that wait for one. Slots that the turns of this task tree have reserved for
         their tasks go to these tasks first."""
         while tree is not None:
             for task in tuple(tree.children.values()):
@@ -123,8 +123,8 @@ class RunQueue:
 
     @contextmanager
     def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
-        """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated. The task's
-        turn may use the slot of this turn."""
+        """Counts one of the turn's tool calls as waiting for a task that it delegated, for the duration of the block.
+        The task's turn may use the slot of this turn."""
         try:
             with self.slots.waiting_for_tasks(live):
                 self.fill_slots(live)
@@ -134,9 +134,9 @@ class RunQueue:
 
     @contextmanager
     def waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
-        """Within the block, a step of the turn counts as waiting for a person. The slot is available to other turns,
-        the resident conversation may be unloaded, and the time limit is suspended. When the turn continues, it does not
-        wait for a slot again; limits.questions limits how many turns may wait this way."""
+        """Counts a step of the turn as waiting for a person, for the duration of the block. Meanwhile, the slot is
+        available to other turns, the resident conversation may be unloaded, and the time limit is suspended. When the
+        turn continues, it does not wait for a slot again; limits.questions limits how many turns may wait this way."""
         try:
             with self.slots.waiting_for_person(live):
                 self.fill_slots(live.parent)
@@ -146,7 +146,7 @@ class RunQueue:
             self.fill_slots(live.parent)
 
     def _allow_unload(self, asking: LiveTurn) -> None:
-        """Allow the residents of this turn, and of the parent turns that wait for it, to be unloaded."""
+        """Allows the residents of this turn, and of the parent turns that wait for it, to be unloaded."""
         live: LiveTurn | None = asking
         while live is not None:
             record = self._presence.get(live.session)
@@ -176,7 +176,7 @@ class Slots:
         return self.taken < self._cap or (parent is not None and _has_spare_slot(parent))
 
     def occupy(self, live: LiveTurn) -> None:
-        """Give the turn a slot. If its parent has reserved one, the turn gets that slot."""
+        """Gives the turn a slot. If its parent has reserved one, the turn gets that slot."""
         self.started += 1
         self._count(live, 1)
         live.has_slot = True
@@ -184,7 +184,7 @@ class Slots:
         self._balance(live.parent)
 
     def release(self, live: LiveTurn) -> None:
-        """Free the slot of a turn that has ended or never started. If the parent needs a slot and has none, it gets
+        """Frees the slot of a turn that has ended or never started. If the parent needs a slot and has none, it gets
         this one back."""
         if live.started_at is not None:
             self._count(live, -1)
@@ -196,7 +196,7 @@ class Slots:
 
     @contextmanager
     def waiting_for_person(self, live: LiveTurn) -> Iterator[None]:
-        """Within the block, one of the turn's tool calls counts as waiting for a person."""
+        """Counts one of the turn's tool calls as waiting for a person, for the duration of the block."""
         held = [*_with_parents(live)]
         for each in held:
             each.hold_timer()
@@ -210,7 +210,8 @@ class Slots:
 
     @contextmanager
     def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
-        """Within the block, one of the turn's tool calls counts as waiting for a task that it delegated."""
+        """Counts one of the turn's tool calls as waiting for a task that it delegated, for the duration of the
+        block."""
         live.delegated = True
         self._change(live, tasks=1)
         try:
@@ -232,7 +233,7 @@ class Slots:
             self.delegating += by
 
     def _balance(self, live: LiveTurn | None) -> None:
-        """Update the slots of the turn and all of its parents. A turn has a slot if it is running or has reserved a
+        """Updates the slots of the turn and all of its parents. A turn has a slot if it is running or has reserved a
         slot for its tasks."""
         while live is not None:
             if live.started_at is None or live.released or not _needs_slot(live):

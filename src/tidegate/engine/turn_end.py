@@ -184,7 +184,7 @@ def stop_session(db: Db, session: str, request: StopRequest, now: float) -> list
 
 
 def peek(db: Db, turn: str) -> TakenTurn | None:
-    """Read a turn without taking it."""
+    """Reads a turn without taking it."""
     row = turns.get(db, turn)
     session = sessions.get(db, row.session) if row is not None else None
     return TakenTurn(turn=row, session=session, settings=()) if row is not None and session is not None else None

@@ -69,7 +69,7 @@ class TurnLog:
         self._wake()
 
     def close(self) -> None:
-        """Close the log. If its last event is not an outcome, the turn continues in another process."""
+        """Closes the log. If its last event is not an outcome, the turn continues in another process."""
         self.closed = True
         for end in self._ends:
             if not end.done():
@@ -91,7 +91,7 @@ class TurnLog:
         return isinstance(first, TurnStarted) and first.resumed
 
     async def begun(self) -> None:
-        """Wait until the log has its first event or is closed."""
+        """Waits until the log has its first event or is closed."""
         if not self.events and not self.closed:
             async with aclosing(self.read()) as batches:
                 await anext(batches, None)
@@ -116,7 +116,7 @@ class TurnLog:
             self._readers.remove(reader)
 
     async def ended(self) -> None:
-        """Wait until the log is closed, without waking up for each event."""
+        """Waits until the log is closed, without waking up for each event."""
         while not self.closed:
             end = asyncio.get_running_loop().create_future()
             self._ends.append(end)
@@ -136,7 +136,8 @@ class TurnLog:
         return sum(map(_weigh, self.events))
 
     def draft(self) -> str:
-        """The text shown so far of the model answer in progress, since the last reset or committed row."""
+        """Returns the text of the model answer in progress that has been shown since the last reset or committed
+        row."""
         pieces: list[str] = []
         for event in reversed(self.events):
             if isinstance(event, TextDelta):
@@ -146,7 +147,7 @@ class TurnLog:
         return "".join(reversed(pieces))
 
     def running_calls(self) -> frozenset[str]:
-        """The ids of the tool calls that have a start event and no end event."""
+        """Returns the ids of the tool calls that have a start event and no end event."""
         running: set[str] = set()
         for event in self.events:
             if isinstance(event, ToolStarted):
@@ -162,7 +163,7 @@ class TurnLog:
                 wake.set_result(None)
 
     def fold(self) -> None:
-        """Join neighbouring pieces of text, except where a reader's cursor is between them."""
+        """Joins neighbouring pieces of text, except where a reader's cursor is between them."""
         cursors = {reader.at for reader in self._readers}
         folded: list[Event] = []
         pieces: list[str] = []

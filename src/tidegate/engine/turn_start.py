@@ -36,7 +36,7 @@ def is_incoming(row: MessageRow) -> bool:
 
 
 def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
-    """Take a turn that is in the queue or that an earlier attempt left unfinished. Returns None if the turn has ended,
+    """Takes a turn that is in the queue or that an earlier attempt left unfinished. Returns None if the turn has ended,
     and the reason if the turn is to be stopped instead."""
     before = turns.get(db, turn)
     session = sessions.get(db, before.session) if before is not None else None
@@ -63,8 +63,8 @@ def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
 
 
 def accept(db: Db, session: SessionRow, turn: NewTurn, now: float, *, start: bool) -> StartedTurn | None:
-    """Write an accepted turn and its messages. With `start`, take it in the same transaction, in which the session has
-    no other open turn. The turn's rows are then written only once."""
+    """Writes an accepted turn and its messages. With `start`, takes it in the same transaction, in which the session
+    has no other open turn. The turn's rows are then written only once."""
     before = session
     call = turn.call
     if start:

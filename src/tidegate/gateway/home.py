@@ -45,9 +45,7 @@ def prepare(home: Path) -> None:
             home.chmod(_FOLDER_MODE)
     for path in (home, home / DATABASE_NAME):
         if path.exists() and not os.access(path, os.W_OK):
-            raise Misconfigured(
-                f"{path} is not writable: check whether its file system is read-only or the file is immutable."
-            )
+            raise Misconfigured(f"{path} is not writable: check whether it is immutable or on a read-only file system.")
 
 
 def lost_database(home: Path) -> str | None:
@@ -161,7 +159,7 @@ def _read(path: Path) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured(f"The key file {path} cannot be read ({error}): correct it or remove it.") from None
     if not text:
-        raise Misconfigured(f"The key file {path} is empty: remove it, and the next start makes a new one.")
+        raise Misconfigured(f"The key file {path} is empty: remove it; the gateway creates a new one when it starts.")
     return text
 
 

@@ -59,7 +59,8 @@ class AddressGuard:
 
 
 def _is_number(host: str) -> bool:
-    """True for an IPv4 address in any of the ways that a system's resolver accepts, such as `127.1` or `0x7f000001`."""
+    """True if this is an IPv4 address in any of the ways that a system's resolver accepts, such as `127.1` or
+    `0x7f000001`."""
     try:
         socket.inet_aton(host)
     except OSError:

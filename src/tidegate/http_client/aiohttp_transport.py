@@ -1,8 +1,8 @@
 """One request over aiohttp's connections.
 
-The parts of aiohttp that a session is made of are used directly: a session spends a fifth more on each request, on
-cookies, redirects and tracing that are not wanted here, and does not tell whether a connection was reused. What is used
-is checked by `tests/http_client/test_aiohttp_canary.py`, so that a new version cannot change it unnoticed.
+The parts of which aiohttp's session consists are used directly. A session costs a fifth more per request, for cookies,
+redirects and tracing that are not needed here, and does not tell whether a connection was reused.
+`tests/http_client/test_aiohttp_canary.py` checks each part that is used, so a new version cannot change it unnoticed.
 
 `AiohttpTransport` owns the connections and counts their sockets.
 """
@@ -51,7 +51,7 @@ _NO_TIMER = TimerNoop()
 
 
 class _Socket(socket.socket):
-    """A socket that says when it is closed."""
+    """A socket that calls `closing` when it is closed."""
 
     closing: Callable[[], None] | None = None
 
@@ -63,7 +63,8 @@ class _Socket(socket.socket):
 
 
 class _Body(aiohttp.Payload):
-    """The body of a request, in pieces. A long body is never joined, and written as fast as the server reads it."""
+    """The body of a request, in pieces. A long body is never joined into one piece, and is written as fast as the
+    server reads it."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         super().__init__(pieces, content_type="application/json")
@@ -105,7 +106,7 @@ class AiohttpTransport:
         """The connections that have carried a request."""
 
     async def close(self) -> None:
-        """Close all connections, also busy ones, and wait until their sockets are closed."""
+        """Closes all connections, even busy ones, and waits until their sockets are closed."""
         for protocol in tuple(self._used):
             if protocol.transport is not None:
                 protocol.transport.abort()
@@ -201,7 +202,7 @@ class AiohttpTransport:
 
 
 async def _ask(request: aiohttp.ClientRequest, connection: Connection, patience: float) -> aiohttp.ClientResponse:
-    """Send a request and wait for the head of its response. On any failure, the connection is closed."""
+    """Sends a request and waits for the head of its response. On any failure, the connection is closed."""
     protocol = connection.protocol
     assert protocol is not None
     protocol.set_response_params(
@@ -228,7 +229,7 @@ async def _ask(request: aiohttp.ClientRequest, connection: Connection, patience:
 
 
 def _abort(connection: Connection) -> None:
-    """Close a connection without waiting for data that is still to be sent."""
+    """Closes a connection without waiting for data that is still to be sent."""
     if connection.transport is not None:
         connection.transport.abort()
     connection.close()

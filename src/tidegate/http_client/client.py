@@ -1,11 +1,11 @@
 """The HTTP client: a bounded pool of connections, in which requests wait for their turn.
 
 A request waits for a place, for its connection and for the head of its response, each with a deadline, and is sent
-once. Only if the server closed an idle connection at the moment of its reuse is it sent again, on a new connection:
-that server has not processed it. No redirect is followed, no cookie is kept, and only the caller's target says which
-proxy is used, so credentials are sent only where the caller says. A cancelled request closes its connection.
+once. It is sent again, on a new connection, only if the server closed an idle connection at the moment of its reuse and
+has therefore not processed it. No redirect is followed, no cookie is kept, and only the caller's target names the
+proxy, so credentials are sent only where the caller says. A cancelled request closes its connection.
 
-`HttpClient` owns its connections. They are closed when it is left. Its library is imported with the first request, or
+`HttpClient` owns its connections. They are closed when its block ends. The library is imported by the first request, or
 by `load`.
 """
 
@@ -41,7 +41,7 @@ CONNECTION_BYTES = 8 * 1024
 
 
 class _Places:
-    """How many requests one origin may have at once, and who has them."""
+    """The places for concurrent requests to one origin, and the number of requests that use or await one."""
 
     __slots__ = ("free", "users")
 
@@ -51,8 +51,8 @@ class _Places:
 
 
 class HttpClient:
-    """A client with its own connections. `keepalive` is how long an unused one stays open; 0 means that each request
-    has its own. A `guard` makes the sockets, and `resolver` is aiohttp's, for tests."""
+    """A client with its own connections. `keepalive` is the number of seconds for which an unused one stays open; with
+    0, each request has its own. A `guard` makes the sockets. `resolver` replaces aiohttp's own, for tests."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class HttpClient:
 
     @staticmethod
     def load() -> None:
-        """Import the library ahead of the first request. Takes a tenth of a second."""
+        """Imports the library ahead of the first request. The import takes a tenth of a second."""
         import tidegate.http_client.aiohttp_transport  # noqa: F401
 
     def lease(self, endpoint: str) -> Lease:
@@ -114,8 +114,8 @@ class HttpClient:
         )
 
     async def request(self, target: Target, body: Sequence[bytes], waits: Timeouts) -> "Response":
-        """Send a request and return the response once its head has arrived. Closing the response returns its connection
-        to the pool, or closes it."""
+        """Sends a request and returns the response once its head has arrived. Closing the response returns its
+        connection to the pool, or closes it."""
         connector = self._opened()
         leave = await self._place(target.url, waits.first_byte)
         try:
@@ -149,7 +149,7 @@ class HttpClient:
         return self._transport
 
     async def _place(self, url: str, within: float) -> Callable[[], None]:
-        """Wait for a place, in order of arrival. Returns the function that gives it back."""
+        """Waits for a free place, in order of arrival. Returns the function that frees the place."""
         parts = urlsplit(url)
         origin = parts.scheme, parts.netloc
         places = self._origins.get(origin)

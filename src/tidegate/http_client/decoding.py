@@ -1,8 +1,8 @@
 """Bounded decompression of response bodies.
 
-At most one piece of decoded bytes is held, however small the compressed bytes are: a decompression bomb costs no
-memory, and its reader decides when it is too long. The compressions are those of the standard library: gzip and
-deflate (with or without a zlib header).
+At most one piece of decoded bytes is held, whatever the input: a decompression bomb takes no memory, and the reader of
+the body decides when it is too long. The compressions are those of the standard library: gzip and deflate (with or
+without a zlib header).
 """
 
 import zlib

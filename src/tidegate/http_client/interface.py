@@ -101,7 +101,7 @@ class Lease:
 
 class Transport(Protocol):
     async def request(self, target: Target, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
-        """Send a request and return the response once its head has arrived. Raises ConnectionFailed."""
+        """Sends a request and returns the response once its head has arrived. Raises ConnectionFailed."""
         ...
 
     def lease(self, endpoint: str) -> Lease: ...

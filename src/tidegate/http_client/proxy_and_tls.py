@@ -1,6 +1,6 @@
 """How the process reaches other hosts: proxies and trusted certificate authorities, the same for every client.
 
-`HttpClient` follows these rules by itself. A client that a library brings is made with them:
+`HttpClient` follows these rules. A client that a library brings must be made with them:
 
     aiohttp, discord.py    session.request(…, proxy=network.proxy_for(url), ssl=await network.tls_context())
     slack-sdk, matrix-nio  Client(…, proxy=network.proxy_for(url), ssl=await network.tls_context())
@@ -36,8 +36,8 @@ _NONE = ("no_proxy", "NO_PROXY")
 
 
 class Network:
-    """The rules of one process. `environment` is where proxies are named, and `resolve` returns the secret of a
-    reference. `home` is the folder at which relative paths of certificates start."""
+    """The rules of one process. `environment` contains the proxy variables, and `resolve` returns the secret to which a
+    reference refers. Relative paths of certificates start at the folder `home`."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Network:
         return None if proxy is None else proxy.reveal()
 
     def secret_proxy_for(self, url: str, setting: str = "", *, exceptions: bool = False) -> Secret | None:
-        """Returns the same as a secret. With `exceptions`, those of NO_PROXY also apply to a proxy that `setting`
-        names."""
+        """Returns the same as `proxy_for`, as a secret. With `exceptions`, NO_PROXY applies even to a proxy that
+        `setting` names."""
         chosen = setting or self._settings.proxy
         if chosen == "none":
             return None
@@ -80,7 +80,7 @@ class Network:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """The passwords of the proxies that are known by now, to be removed from the log."""
+        """The passwords of the proxies that are known so far, to be removed from the log."""
         found = [each for each in (*self._environment.values(), *self._proxies.values()) if each is not None]
         passwords = (urlsplit(each.reveal()).password for each in found)
         return tuple(Secret(form) for password in passwords if password for form in {password, unquote(password)})
@@ -95,7 +95,7 @@ class Network:
         return context
 
     def check(self, where: str, proxy: str = "", ca_file: str = "") -> None:
-        """Check the settings of a table before the start. Blocks. Raises Misconfigured."""
+        """Checks the settings of a table before the gateway starts. Blocks. Raises Misconfigured."""
         if proxy not in ("", "none", "environment"):
             self._named(proxy, f"{where} proxy")
         if ca_file:
@@ -133,7 +133,7 @@ class Network:
 
 
 def is_proxy(text: str) -> bool:
-    """True for the address of an HTTP proxy."""
+    """True if this is the address of an HTTP proxy."""
     try:
         parts = urlsplit(text)
         return parts.scheme in PROXY_PORTS and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
@@ -171,8 +171,8 @@ def _exceptions(text: str) -> tuple[Callable[[str, int | None], bool], ...]:
 
 
 def _exception(entry: str) -> Callable[[str, int | None], bool]:
-    """Returns the test of an entry of NO_PROXY: `*`, a host with the hosts below it, an address or a network, each with
-    a port if there is one."""
+    """Returns the function that tests a host and port against an entry of NO_PROXY: `*`, a host (including its
+    subdomains), an address or a network, each with an optional port."""
     if entry == "*":
         return lambda _host, _port: True
     host, port = entry.lower(), None

@@ -33,7 +33,7 @@ class Response:
         self._loop = asyncio.get_running_loop()
         self._patience, self._idle = waits.first_byte, waits.idle
         self._since = 0.0
-        """When the reader began to wait; 0 while it does not."""
+        """When the reader began to wait; 0 while it is not waiting."""
         self._timer: asyncio.TimerHandle | None = None
         self._failure: ConnectionFailed | None = None
         self._headers: dict[str, str] | None = None
@@ -80,7 +80,7 @@ class Response:
         return received
 
     def close(self) -> None:
-        """Return the connection to the pool if the response is complete; otherwise close it. A second call has no
+        """Returns the connection to the pool if the response is complete; otherwise closes it. A second call has no
         effect."""
         if self._closed is None:
             return
@@ -93,7 +93,7 @@ class Response:
         self._closed = None
 
     def _abort(self) -> None:
-        """Close the connection without waiting for data that is still to be sent."""
+        """Closes the connection without waiting for data that is still to be sent."""
         self._quiet()
         if (connection := self._response.connection) is not None and connection.transport is not None:
             connection.transport.abort()
@@ -102,7 +102,7 @@ class Response:
         self._response.close()
 
     def _look(self) -> None:
-        """Timer callback that fails the response if nothing arrived for too long."""
+        """Fails the response if nothing has arrived for too long. Called by a timer."""
         now = self._loop.time()
         due = (self._since or now) + self._patience
         if now < due:
@@ -181,5 +181,5 @@ def _is_cut(error: aiohttp.ClientPayloadError) -> bool:
 
 
 def _first_line(message: str) -> str:
-    """The parser's message without the received bytes that it quotes below."""
+    """Returns the parser's message without the received bytes, which it quotes in further lines."""
     return message.strip().partition("\n")[0].rstrip(": ")

@@ -237,7 +237,7 @@ class Presence:
         self._forget_if_absent(record)
 
     def turn_waits(self, record: Present) -> None:
-        """Called when a turn is idle until a user answers, so that its resident may be unloaded. Residents that are not
+        """Allows the resident of a turn to be unloaded while the turn waits for a user's answer. Residents that are not
         counted by any cap are released immediately."""
         gone = record.detached if record.temporary is None else (*record.detached, record.temporary)
         record.detached, record.temporary = (), None

@@ -161,7 +161,7 @@ class Plugin:
         finally:
             task.cancel()
         if not done:
-            raise PluginFailed(f"{place}: {what} did not finish within {seconds:g} s")
+            raise PluginFailed(f"{place}: {what} did not finish within {seconds:g} s; start slow work in ctx.scope")
         if task.cancelled():
             raise PluginFailed(f"{place}: {what} was cancelled")
         result, error = task.result()

@@ -172,7 +172,7 @@ def _within_deadline(work: Callable[[], Any], origin: str, seconds: float) -> An
     thread.join(seconds)
     if thread.is_alive():
         place = _thread_place(thread, origin)
-        raise PluginInvalid(f"{place}: its import did not finish within {seconds:g} s; do not wait in it")
+        raise PluginInvalid(f"{place}: its import did not finish within {seconds:g} s; keep slow work out of it")
     if failure:
         error = failure[0]
         raise PluginInvalid(f"{place_of(error, origin)}: {described(error)}") from error

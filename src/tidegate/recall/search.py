@@ -3,7 +3,7 @@ search in the tool results in the spool.
 
 Only visible messages of the requesting principal are read. Undone messages and messages of the requesting turn are not.
 Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that continues
-after it, so nothing is skipped. Regular expressions run in a child process. Searches share no state.
+after it, so nothing is skipped. Regular expressions run in worker threads. Searches share no state.
 """
 
 import itertools
@@ -37,11 +37,11 @@ PATTERN_SECONDS = 15.0
 reports how far it got."""
 TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
-"""The number of messages to which one child process applies a regular expression."""
+"""The number of messages to which one worker thread applies a regular expression."""
 SESSIONS = 5_000
 """The number of sessions in which one read looks for messages or results. This takes about ten milliseconds."""
 FILES = 50
-"""The number of results that one child process searches."""
+"""The number of results that one worker thread searches."""
 _PUNCTUATION = " \t\n.,;:!?\"'*()[]"
 INDEX_AFTER = 1_000
 """The most characters of a plug-in index's cursor."""
@@ -435,7 +435,7 @@ def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, 
 
 
 def _line_words(db: Db, request: SearchRequest) -> list[str]:
-    """The words that a line of a result must contain."""
+    """Returns the words that a line of a result must contain."""
     analyzer = search_index.analyzer(db)
     if request.kind == "exact":
         return AllWords(request.query, analyzer).shown

@@ -76,9 +76,9 @@ class PolicyRule(Frozen, frozen=True):
         )
 
     def _matches(self, action: Action, name: str, pattern: str) -> bool:
-        """A value that is not text is compared in its JSON form; a missing one matches nothing. In an `allow` rule, a
-        wildcard in a command never matches a character that ends or joins commands in a shell, and a wildcard in a path
-        never matches `..`."""
+        """Compares one value with a pattern. A value that is not text is compared in its JSON form; a missing one
+        matches nothing. In an `allow` rule, a wildcard in a command never matches a character that ends or joins
+        commands in a shell, and a wildcard in a path never matches `..`."""
         value = action.arguments.get(name)
         if value is None:
             return False

@@ -237,8 +237,8 @@ def admit(
     now: float,
     uploads: UploadFolder | None = None,
 ) -> Admission:
-    """Admit a message. With `take`, the engine may start the turn of an idle session in this transaction, which saves a
-    second one. `accept` is the engine's method. `uploads` contains the larger media of the messages."""
+    """Admits a message. With `take`, the engine may start the turn of an idle session in this transaction, which saves
+    a second one. `accept` is the engine's method. `uploads` contains the larger media of the messages."""
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
         return known

@@ -159,8 +159,8 @@ def build_components(
 
 
 async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
-    """The end hook of workspaces. It has no effect to commit and may run twice, since a second run finds nothing left
-    to end."""
+    """Ends the session's workspace; the end hook of workspaces. It has no effect to commit and may run twice, since a
+    second run finds nothing left to end."""
     await workspaces.end(session.id)
 
 

@@ -69,7 +69,7 @@ class SlowHook(Protocol):
     async def prepare(self, session: SessionRow) -> Write | None: ...
 
     def done(self, session: SessionRow) -> None:
-        """Called after the effect has been committed."""
+        """Runs after the effect has been committed."""
         ...
 
 
@@ -109,7 +109,7 @@ class SessionEndings:
         return len(self._in_progress)
 
     async def end(self, session: str, reason: str) -> bool:
-        """End a session. Returns True if this call ended it."""
+        """Ends a session. Returns True if this call ended it."""
         if not await self._store.write(_end, session, reason, self._names, self._clock()):
             return False
         await self._stop_turns(session, reason)
@@ -245,7 +245,7 @@ class SessionEndings:
         return total
 
     async def _stop_turns(self, session: str, reason: str) -> None:
-        """Stop the running turn of an ended session, and drop the session from memory."""
+        """Stops the running turn of an ended session, and drops the session from memory."""
         await self._engine.stop_session(session, f"because its session ended ({reason})", STOP_SECONDS)
         self._forget(session)
 
@@ -287,7 +287,7 @@ def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) ->
 
 
 def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> None:
-    """Like `_end`, but also accepts a session that has already ended."""
+    """Ends a session like `_end`, but also accepts one that has already ended."""
     _end(db, session, "delete", hooks, now)
     sessions.mark_for_deletion(db, session)
 

@@ -131,7 +131,7 @@ class Operations:
         return undone
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:
-        """Undo the last turn and run its messages again in a new turn. The limits for a new message apply."""
+        """Undoes the last turn and runs its messages again in a new turn. The limits for a new message apply."""
         self._intake.check_open()
         row = await self._idle_session(session, principal)
         turn, now, can_start = new_id("t"), self._clock(), self._engine.can_start()
@@ -234,7 +234,7 @@ def _checked_title(text: str) -> str:
     title = " ".join(text.split())
     if len(title) > LONGEST_TITLE:
         raise Refused(
-            f"The title has {len(title)} characters and may have {LONGEST_TITLE}; choose a shorter one.",
+            f"The title has {len(title)} characters; the limit is {LONGEST_TITLE}. Choose a shorter one.",
             code="title_too_long",
             param="title",
         )

@@ -100,8 +100,8 @@ class Sessions:
         return found
 
     async def fetch_outcome(self, turn: str, principal: Principal) -> Outcome:
-        """Like `outcome`, for the caller itself. The outcome of a one-shot call that nobody waited for is kept until
-        it was fetched in this way."""
+        """Returns the same as `outcome`, for the caller itself. The outcome of a one-shot call for which nobody waited
+        is kept until it has been fetched in this way."""
         found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, queries.visible_to(principal))
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
@@ -110,8 +110,7 @@ class Sessions:
         return found
 
     async def abandon(self, turn: str) -> None:
-        """Called when a reader of the turn has disconnected. Stops the turn if its caller requested that and no other
-        reader is left."""
+        """Stops the turn if its caller requested that and no reader is left. Called when a reader has disconnected."""
         row = await self._store.read(turns.get, turn)
         log = self._engine.follow(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:

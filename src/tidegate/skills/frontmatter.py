@@ -83,7 +83,7 @@ def _name(fields: dict[str, Any]) -> str:
         raise InvalidSkill("its frontmatter has no name; add one, the name of its folder.")
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise InvalidSkill(
-            f"its name {_shown(name)} must be at most {LONGEST_NAME} lower-case letters, digits and single hyphens "
+            f"its name {_shown(name)} must have at most {LONGEST_NAME} lower-case letters, digits and single hyphens "
             "between them; rename it and its folder."
         )
     return name

@@ -89,8 +89,7 @@ class SkillLibrary:
         return (await self.skill_set(agent, principal)).listing
 
     async def skill_set(self, agent: str, principal: str = "") -> SkillSet:
-        """Returns the agent's skills in a session of this principal. Empty for an agent without the toolset
-        `skills`."""
+        """Returns the agent's skills in a session of this principal. An agent without the toolset `skills` has none."""
         return await discover(self._cache, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
 
     async def open(self, entry: SkillEntry, principal: str = "") -> SkillContents:

@@ -120,8 +120,8 @@ class UploadFolder(SessionFolder):
             raise Refused(error.message, param=name) from error
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """Like the base method, but also counts the other uploads of the message towards the quota, since they have no
-        rows yet."""
+        """Does what the base method does, but also counts the other uploads of the message towards the quota, since
+        they have no rows yet."""
         id, sink, space = await super().begin()
         return id, sink, space - sum(upload.bytes for upload in self._uploads)
 
@@ -134,7 +134,7 @@ class UploadFolder(SessionFolder):
         self._refused = error
 
     def leave(self, id: str) -> None:
-        """Like the base method, but does nothing for uploads that are waiting for their row, so that the sweep still
+        """Does what the base method does, except for uploads that are waiting for their row, so that the sweep still
         ignores them."""
         if all(upload.id != id for upload in self._uploads):
             super().leave(id)

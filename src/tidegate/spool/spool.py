@@ -58,8 +58,7 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """The spool of a gateway. `cores` are the CPU cores available to the child processes that scale pictures and search
-    results."""
+    """The spool of a gateway. `cores` are the CPU cores available to its child processes, which process media."""
 
     def __init__(
         self,

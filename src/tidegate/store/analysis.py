@@ -96,8 +96,8 @@ class Period(Frozen, frozen=True):
     end: float | None = None
 
     def distance(self, at: float) -> float | None:
-        """The number of days between this time and the period, 0 if the time is within it, or None if the period does
-        not tell."""
+        """Returns the number of days between this time and the period, 0 if the time is within it, or None if the
+        period does not determine it."""
         if self.first is not None and self.end is not None:
             return 0.0 if self.first <= at < self.end else max(self.first - at, at - self.end) / 86400
         then = time.gmtime(at)
@@ -162,7 +162,7 @@ class Analyzer:
         return f"{'…' if first else ''}{line}{'…' if last < len(text) else ''}"
 
     def _densest(self, text: str, words: list[str], exact: bool) -> int:
-        """The character at which the part with most distinct terms begins."""
+        """Returns the offset of the part with the most distinct terms."""
         prefixes = tuple(word[:-1] for word in words if word[-1:] == "*")
         complete = [word for word in words if word[-1:] != "*"]
         terms = {term for word in complete for term in ([word] if exact else self.terms_of(word) or [word])}
@@ -211,7 +211,7 @@ class Analyzer:
 
 
 def _parts(run: str) -> Iterator[str]:
-    """The pairs of adjacent characters, or the only character."""
+    """Yields the pairs of adjacent characters, or the only character."""
     if len(run) == 1:
         yield run
     for place in range(len(run) - 1):

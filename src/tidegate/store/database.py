@@ -140,7 +140,7 @@ class Store:
     async def write_then(
         self, then: Callable[[T], U], fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> U:
-        """Like `write`, for writes that need a follow-up: `then(result)` is called on the loop as soon as the write is
+        """Writes like `write`, followed by another step: `then(result)` is called on the loop as soon as the write is
         committed, even if the caller was cancelled. Returns its value."""
         result: U = await self._writer.submit(fn, args, kwargs, then)
         return result

@@ -118,7 +118,7 @@ def match_word(word: str) -> str:
 
 
 class Tokenizer:
-    """Splits a text into words as the index does. The words are never query syntax, and compare equal to those in the
+    """Splits a text into words as the index does. The words never contain query syntax, and are equal to those in the
     index."""
 
     def __init__(self, db: Db) -> None:
@@ -135,7 +135,7 @@ class Tokenizer:
         return cast(list[str], found)
 
     def spans(self, text: str) -> list[tuple[int, int, str]]:
-        """The words with their beginnings and ends, in bytes of UTF-8."""
+        """Returns the words with their beginnings and ends, in bytes of UTF-8."""
         found: Any = self._split(text.encode(errors="replace"), apsw.FTS5_TOKENIZE_QUERY, None, include_colocated=False)
         return cast(list[tuple[int, int, str]], found)
 

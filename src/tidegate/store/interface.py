@@ -37,8 +37,7 @@ class Db(Protocol):
     def execute(self, sql: str, values: Sequence[Any] = ..., /) -> Rows: ...
 
     def insert_unique(self, sql: str, values: Sequence[Any], /) -> Rows:
-        """Like `execute`, for a statement that may violate a constraint. The statement is then undone, and
-        ConstraintError is raised."""
+        """Runs a statement that may violate a constraint. If it does, it is undone, and ConstraintError is raised."""
 
     def executemany(self, sql: str, values: Iterable[Sequence[Any]], /) -> object:
         """Runs one statement once for each of these tuples of values. The statement must return no rows."""

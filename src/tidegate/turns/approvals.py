@@ -365,7 +365,7 @@ def _answer(row: ApprovalRow, text: str) -> str:
     chosen = _choice(row.choices, text)
     if chosen is None:
         known = "; ".join(f"{number}. {choice}" for number, choice in enumerate(row.choices, start=1))
-        raise Refused(f"The answer must be one of these, or its number: {known}.", code="bad_argument", param="text")
+        raise Refused(f"Answer with one of these choices or its number: {known}.", code="bad_argument", param="text")
     return chosen
 
 

@@ -186,7 +186,7 @@ class Delegation:
         except Stopping:
             raise Parked from None
         except Refused as error:
-            raise ToolFailed(f"The task was not given: {error.message}") from None
+            raise ToolFailed(f"The task was not delegated: {error.message}") from None
 
     async def _ended(self, turn: str) -> Outcome:
         try:
@@ -236,7 +236,7 @@ class TaskProgress:
         self._note("works on the task")
 
     def end(self) -> None:
-        """Close the task's open questions."""
+        """Closes the task's open questions."""
         for id in self._open_questions:
             self._engine.tell(self._ctx.turn, QuestionAnswered(id=id, state="cancelled"))
         self._open_questions.clear()

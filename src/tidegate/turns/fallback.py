@@ -185,7 +185,7 @@ class AnsweringModel:
             self._turn.emit(Notice(text=sentence(self._state)))
 
     async def answered(self) -> None:
-        """Called when the turn has its answer. An answer from the agent's own model ends the fallback."""
+        """Ends the fallback if the answer came from the agent's own model. Called when the turn has its answer."""
         if self._state is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:

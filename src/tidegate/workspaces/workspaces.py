@@ -503,7 +503,7 @@ async def _run_concurrently(jobs: list[Any]) -> None:
 
 
 def _kept(enforced: Mapping[str, str]) -> str:
-    """How each limit is enforced, in one sentence."""
+    """Describes how each limit is enforced, in one sentence."""
     return "; ".join(f"{called}: {enforced[name]}" for name, called in LIMIT_NAMES.items() if name in enforced)
 
 

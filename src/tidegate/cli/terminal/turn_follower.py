@@ -188,5 +188,5 @@ class TurnFollower:
 
 
 def _failure(event: dict[str, Any], text: str) -> str:
-    """Returns one line about a failed call. The text of an interrupted call already says what happened."""
+    """Returns one line about a failed call. If the call was interrupted, its text already says so."""
     return f"{event['name']}: {text}" if event.get("interrupted") else f"{event['name']} failed: {text}"

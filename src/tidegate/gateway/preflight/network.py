@@ -12,7 +12,7 @@ from tidegate.security import Secret
 
 
 def faults(config: Config, secrets: Mapping[str, Secret], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield an error for each proxy and each file of authorities that cannot be used."""
+    """Yields an error for each proxy and each file of authorities that cannot be used."""
     try:
         network = Network(config.network, environment=environment, resolve=secrets.__getitem__, home=config.home)
     except Misconfigured as error:

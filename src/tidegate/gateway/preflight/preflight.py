@@ -138,7 +138,7 @@ def _projects_of_root(config: Config) -> Iterator[str]:
 
 
 def with_path(home: Path, message: str) -> str:
-    """In each line of the message that begins with the name of the file, replaces the name with the full path."""
+    """Replaces the name of the file with its full path in each line of the message that begins with it."""
     file, name = str(home / FILE_NAME), f"{FILE_NAME}: "
     lines = []
     for line in message.split("\n"):

@@ -39,7 +39,7 @@ class Cooldowns:
         self._cooldowns: dict[str, Cooldown] = {}
 
     def begin(self, name: str, failure: ModelFailed) -> float | None:
-        """Start a cooldown. Returns its length in seconds, or None if this kind of failure starts none."""
+        """Starts a cooldown. Returns its length in seconds, or None if this kind of failure starts none."""
         seconds = COOLDOWN_SECONDS.get(failure.kind)
         if seconds is None:
             return None
@@ -49,7 +49,7 @@ class Cooldowns:
         return seconds
 
     def end(self, name: str) -> None:
-        """End a cooldown early, because a request succeeded."""
+        """Ends a cooldown early, because a request succeeded."""
         self._cooldowns.pop(name, None)
 
     def of(self, name: str) -> Cooldown | None:

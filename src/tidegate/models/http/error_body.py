@@ -42,7 +42,7 @@ class EndpointError(NamedTuple):
 
 
 def read(body: bytes) -> EndpointError:
-    """Parse an error body. The formats of OpenAI, Anthropic, Gemini, OpenRouter and Azure are supported, as are the
+    """Parses an error body. The formats of OpenAI, Anthropic, Gemini, OpenRouter and Azure are supported, as are the
     simpler ones of local servers. Web pages are not quoted."""
     try:
         decoded: Any = msgspec.json.decode(body)

@@ -46,7 +46,7 @@ class KeyRing:
         self._cooldowns.end(self._name(key))
 
     def failed(self, key: Key, failure: ModelFailed) -> bool:
-        """Handle a failed request. If the key caused the failure and there are other keys, the cooldown of the key
+        """Handles a failed request. If the key caused the failure and there are other keys, the cooldown of the key
         starts. Returns True if another key can be used now. If all keys have a cooldown, sets `failure.retry_after` to
         the shortest remaining one."""
         if len(self.keys) == 1 or failure.kind not in ROTATED:

@@ -190,7 +190,7 @@ def _check_opening(path: Path, first: bytes) -> None:
         raise Misconfigured(f"{path} is not a recording; name a file that `tidegate up --record` has written.")
     if version > VERSION:
         raise Misconfigured(
-            f"{path} was recorded by a newer Tidegate (format {version}, here {VERSION}); replay it with that one."
+            f"{path} was recorded by a newer Tidegate (format {version}, here {VERSION}); replay it with that version."
         )
 
 

@@ -134,7 +134,7 @@ class RecordingWriter:
         self.bytes += len(text)
 
     def _say_why(self) -> None:
-        """If recording has stopped, writes the reason as the last line, once."""
+        """Writes the reason as the last line, once, if recording has stopped."""
         if self.stopped is not None and not self._said:
             self._said = True
             with contextlib.suppress(OSError):  # the log has it too

@@ -22,7 +22,7 @@ _DAMAGE = (apsw.CorruptError, apsw.NotADBError, zlib.error, msgspec.DecodeError,
 
 
 def translate_opening(error: Exception) -> BaseException:
-    """Like `translate`, for errors while the file is being opened."""
+    """Translates an error like `translate`, if it was raised while the file was being opened."""
     if isinstance(error, OSError):
         return StoreFailed(f"The store's file cannot be used ({error}); check the home folder and its permissions.")
     return translate(error)

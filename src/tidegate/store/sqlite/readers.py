@@ -122,7 +122,7 @@ class Readers:
             reading.make_way = True
 
     def log_emptied(self) -> None:
-        """Called when the log was emptied or cannot be emptied. Interrupted reads may then begin again."""
+        """Lets interrupted reads begin again, once the log has been emptied or cannot be emptied."""
         self._log_free.set()
 
     def _active(self) -> list[ReadJob]:
@@ -155,7 +155,7 @@ class Readers:
         reading.resolve(value, error)
 
     def _ended(self, dead: str | None) -> None:
-        """Called when a thread has ended. After the last one, all waiting reads fail."""
+        """Fails all waiting reads if the thread that has ended was the last one."""
         if not any(worker.alive for worker in self._workers):
             why = dead or "The store is closed; it accepts no more reads."
             for reading in self._backlog.abandon(why):

@@ -90,7 +90,7 @@ class Backlog(Generic[J]):
                 self._queue.put(None)
 
     def abandon(self, why: str) -> list[J]:
-        """Called when no worker is left. Refuses new jobs and returns the waiting ones."""
+        """Refuses new jobs and returns the waiting ones. Called when no worker is left."""
         self.closed = why
         left: list[J] = []
         while not self._queue.empty():

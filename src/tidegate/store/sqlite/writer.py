@@ -43,7 +43,7 @@ log = Log("tidegate.store")
 
 
 def outside(fn: F) -> F:
-    """A decorator: the function runs alone, between transactions."""
+    """Decorates a function that runs alone, between transactions."""
     fn.outside_transaction = True  # type: ignore[attr-defined]
     return fn
 
@@ -185,7 +185,7 @@ class Writer:
                 log.warning("a write failed after its caller was cancelled", error=str(error))
 
     def _ended(self, dead: str | None) -> None:
-        """Called on the loop when the thread has ended; no write can be added afterwards."""
+        """Fails all waiting writes and refuses new ones. Called on the loop when the thread has ended."""
         why = dead or "The store is closed; it accepts no more writes."
         lost = [*self._group, *(job for job in self._held if job is not None), *self._backlog.abandon(why)]
         self._resolve([(job, None, StoreFailed(why)) for job in lost])

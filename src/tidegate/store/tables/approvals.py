@@ -184,7 +184,7 @@ def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
 
 
 def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
-    """Like `cancel_turn`, for the requests of one call, whose steps begin with the call's own step."""
+    """Cancels the requests of one call, like `cancel_turn`. Their steps begin with the call's own step."""
     db.lock("turn", turn)
     return _close(
         db, "turn = ?3 AND (step = ?4 OR substr(step, 1, length(?4) + 1) = ?4 || '-')", "cancelled", now, turn, step
@@ -192,7 +192,7 @@ def cancel_call(db: Db, turn: str, step: str, now: float) -> list[ApprovalRow]:
 
 
 def cancel_session(db: Db, session: str, now: float) -> list[ApprovalRow]:
-    """Like `cancel_turn`, for a whole session."""
+    """Cancels the requests of a whole session, like `cancel_turn`."""
     db.lock("session", session)
     return _close(db, "session = ?3", "cancelled", now, session)
 

@@ -121,7 +121,7 @@ def count(db: Db) -> int:
 
 
 def prune(db: Db, before: float, limit: int) -> int:
-    """Removes up to `limit` of the oldest rows that are older than `before`. Returns their number."""
+    """Removes up to `limit` rows that are older than `before`, the oldest first. Returns their number."""
     first = db.execute("SELECT id FROM audit WHERE id = (SELECT min(id) FROM audit) AND at < ?", (before,)).get
     if first is None:
         return 0

@@ -177,7 +177,7 @@ def history(db: Db, session: str, before_turn: str | None = None) -> list[Messag
 
 
 def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = None) -> list[tuple[int, Message]]:
-    """Like `history`, with positions, for messages after position `after`."""
+    """Returns the same as `history`, with positions, for the messages after position `after`."""
     others, values = ("", ()) if before_turn is None else (" AND turn IS DISTINCT FROM ?", (before_turn,))
     rows = db.execute(
         f"SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL{others}"

@@ -66,7 +66,7 @@ def clean(text: str) -> str:
     encode(line)  # refuses what has no UTF-8 form
     if size_of(line) > NOTE_BYTES:
         raise TooLarge(
-            f"A note has at most {NOTE_BYTES} bytes and this one {size_of(line)}; shorten it, or split it.",
+            f"The note has {size_of(line)} bytes; the limit is {NOTE_BYTES}. Shorten it, or split it.",
             limit="note",
             value=NOTE_BYTES,
             param="text",

@@ -14,8 +14,8 @@ from tidegate.values import Call
 
 
 def listing(db: Db) -> list[TurnRow]:
-    """All open turns. The gateway continues these at startup. Running turns come before queued ones, and the turns of
-    one session are in order."""
+    """Returns all open turns, which the gateway continues at startup. Running turns come before queued ones, and the
+    turns of one session are in order."""
     rows = db.execute(
         f"SELECT {COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -36,7 +36,7 @@ def of_session(db: Db, session: str) -> OpenTurns:
 
 
 def of_sessions(db: Db, sessions: Sequence[str]) -> dict[str, OpenTurns]:
-    """The open turns of those of the sessions that have any."""
+    """Returns the open turns of these sessions. Sessions that have none are left out."""
     rows = db.execute(
         f"SELECT DISTINCT session FROM turns WHERE session IN {ID_LIST} AND state IN ('queued', 'running')",
         (id_list(sessions),),
@@ -45,7 +45,7 @@ def of_sessions(db: Db, sessions: Sequence[str]) -> dict[str, OpenTurns]:
 
 
 def ids(db: Db, session: str) -> list[str]:
-    """The ids of the session's open turns, in order."""
+    """Returns the ids of the session's open turns, in order."""
     rows = db.execute(
         "SELECT id FROM turns WHERE session = ? AND state IN ('queued', 'running') ORDER BY number", (session,)
     )
@@ -53,13 +53,13 @@ def ids(db: Db, session: str) -> list[str]:
 
 
 def tasks_of(db: Db, turn: str) -> list[tuple[str, str]]:
-    """The open turns that run tasks of this turn, each with its session."""
+    """Returns the open turns that run tasks of this turn, each with its session."""
     rows = db.execute("SELECT id, session FROM turns WHERE within = ? AND state IN ('queued', 'running')", (turn,))
     return [(id, session) for id, session in rows]
 
 
 def running(db: Db, session: str) -> str | None:
-    """The session's running turn."""
+    """Returns the id of the session's running turn."""
     id: str | None = db.execute(
         "SELECT id FROM turns WHERE session = ? AND state IN ('queued', 'running') AND state = 'running'"
         " ORDER BY number LIMIT 1",
@@ -77,7 +77,7 @@ def is_idle(db: Db, session: str) -> bool:
 
 
 def waiting_calls(db: Db, session: str) -> list[Call]:
-    """The `Call` of each queued turn, the latest first."""
+    """Returns the `Call` of each queued turn, the latest first."""
     rows = db.execute(
         "SELECT call FROM turns WHERE id IN (SELECT id FROM turns WHERE session = ?"
         " AND state IN ('queued', 'running') AND state = 'queued') ORDER BY number DESC",
@@ -87,13 +87,13 @@ def waiting_calls(db: Db, session: str) -> list[Call]:
 
 
 def waiting(db: Db) -> int:
-    """The number of queued turns of all sessions."""
+    """Returns the number of queued turns of all sessions."""
     count = "SELECT count(*) FROM turns WHERE state IN ('queued', 'running') AND state = 'queued'"
     return int(db.execute(count).get)
 
 
 def waiting_of(db: Db, principal: str) -> int:
-    """The number of queued turns of one principal."""
+    """Returns the number of queued turns of one principal."""
     count = (
         "SELECT count(*) FROM turns JOIN sessions ON sessions.id = turns.session"
         " WHERE turns.state IN ('queued', 'running') AND turns.state = 'queued' AND sessions.principal = ?"

@@ -231,7 +231,7 @@ def _entries(db: Db, sql: str, match: str, scope: list[tuple[int, int]], bits: i
 
 
 def _time_factor(wanted: list[Period], at: float) -> float:
-    """The factor by which the dates in the query raise the score of a message of this time."""
+    """Returns the factor by which the dates in the query raise the score of a message of this time."""
     rise = 0.0
     for period in wanted:
         days = period.distance(at)

@@ -205,7 +205,7 @@ _FORMER_MENTION = f"{_MENTION_COLUMNS} WHERE messages.id = ?"
 
 
 def mention(db: Db, message: int, turn: str | None = None) -> Mention | None:
-    """The message with this row id, unless it was undone, has no position, or belongs to the given turn."""
+    """Returns the message with this row id, unless it was undone, has no position, or belongs to the given turn."""
     others, values = ("", ()) if turn is None else (" AND turn IS DISTINCT FROM ?", (turn,))
     row = db.execute(
         f"SELECT session, seq, at, body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL"

@@ -66,12 +66,12 @@ class Searchable(Protocol):
 
 
 def count_unindexed(db: Db) -> int:
-    """The approximate number of rows that wait to be indexed, without those that the earlier index contains."""
+    """Returns the approximate number of rows that wait to be indexed, without those that the earlier index contains."""
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - _meta(db, "indexed"))
 
 
 def count_former(db: Db) -> int:
-    """The approximate number of rows that only the earlier index contains."""
+    """Returns the approximate number of rows that only the earlier index contains."""
     return _meta(db, "former")
 
 
@@ -107,7 +107,7 @@ def set_language(db: Db, language: str) -> None:
 
 
 def analyzer(db: Db) -> Analyzer:
-    """The analyzer with which the index is filled and searched."""
+    """Returns the analyzer with which the index is filled and searched."""
     return Analyzer(dialect.Tokenizer(db), LANGUAGES[_meta(db, "index_language")])
 
 
@@ -270,7 +270,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def entry_of(block: int, place: int) -> int:
-    """The number of the entry at this position of the block's session, without its length class."""
+    """Returns the number of the entry at this position of the block's session, without its length class."""
     return block << ENTRY_BITS | (place & (BLOCK - 1)) << LENGTH_BITS
 
 
@@ -298,8 +298,8 @@ def _block(db: Db, session: str, part: int) -> int:
 
 
 def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
-    """The ranges of block numbers of a principal, or of one session, as (first, end), the latest first. If `principal`
-    is None, one range contains the sessions of all principals."""
+    """Returns the ranges of block numbers of a principal, or of one session, as (first, end), the latest first. If
+    `principal` is None, one range contains the sessions of all principals."""
     if session is not None:
         blocks = db.execute("SELECT number FROM index_blocks WHERE session = ? ORDER BY number DESC", (session,))
         found: list[tuple[int, int]] = []
@@ -318,7 +318,7 @@ def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tu
 
 
 def count_entries(db: Db, principal: str | None, session: str | None) -> int:
-    """The approximate number of messages that a search in this scope covers."""
+    """Returns the approximate number of messages that a search in this scope covers."""
     if session is not None:
         return int(db.execute("SELECT coalesce(max(seq), 0) FROM messages WHERE session = ?", (session,)).get)
     if principal is None:
@@ -329,13 +329,13 @@ def count_entries(db: Db, principal: str | None, session: str | None) -> int:
 
 
 def block_of(db: Db, number: int) -> tuple[str, int] | None:
-    """The session of a block and its first position."""
+    """Returns the session of a block and its first position."""
     row = db.execute("SELECT session, part FROM index_blocks WHERE number = ?", (number,)).get
     return None if row is None else (row[0], row[1] << PLACE_BITS)
 
 
 def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tuple[int, str]]:
-    """A principal's sessions whose first block has a lower number than `number`, the latest first."""
+    """Returns a principal's sessions whose first block has a lower number than `number`, the latest first."""
     found: list[tuple[int, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(
@@ -348,7 +348,7 @@ def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tupl
 
 
 def session_of(db: Db, principal: str, number: int) -> str | None:
-    """The session with this first block, if it belongs to this principal."""
+    """Returns the session with this first block, if it belongs to this principal."""
     found: str | None = db.execute(
         "SELECT session FROM index_blocks JOIN sessions ON sessions.id = session"
         " WHERE number = ? AND part = 0 AND principal = ?",

@@ -182,7 +182,7 @@ def search_mentions(
 
 
 def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> tuple[str, int] | None:
-    """The session of a block and its first position, if it is one of those searched."""
+    """Returns the session of a block and its first position, if it is one of those searched."""
     row = db.execute(
         "SELECT session, part, principal, ended FROM index_blocks JOIN sessions ON sessions.id = session"
         " WHERE number = ?",
@@ -196,7 +196,7 @@ def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> t
 
 
 def _row(db: Db, session: tuple[str, int], entry: int, mark: int) -> Any:
-    """The content of the entry's message, if it is shown."""
+    """Returns the content of the entry's message, if it is shown."""
     if mark:
         id = entry & FORMER_ROW
         return (

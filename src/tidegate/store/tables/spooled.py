@@ -63,7 +63,7 @@ def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
 
 
 def is_shown(db: Db, row: SpooledRow) -> bool:
-    """True unless the turn of the result was undone."""
+    """True if the turn of the result has not been undone."""
     found = db.execute(f"SELECT 1 FROM spooled WHERE id = ? AND session = ? AND {SHOWN}", (row.id, row.session)).get
     return found is not None
 

@@ -153,7 +153,7 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 
 def get(db: Db, id: str) -> TurnRow | None:
-    """The turn with this id, whoever its principal is. For internal use."""
+    """Returns the turn with this id, whoever its principal is. For internal use."""
     row = db.execute(f"SELECT {COLUMNS} FROM turns WHERE id = ?", (id,)).get
     return None if row is None else row_of(row)
 
@@ -201,7 +201,7 @@ def check_fence(db: Db, id: str, fence: int) -> TurnNews:
 
 
 def news(db: Db, id: str, fence: int) -> TurnNews:
-    """Like `check_fence`, for a read."""
+    """Returns the same as `check_fence`, and raises the same error, in a transaction that only reads."""
     found = db.execute(
         "SELECT stopping, EXISTS(SELECT 1 FROM messages WHERE messages.turn = turns.id AND messages.seq IS NULL)"
         " FROM turns WHERE id = ? AND fence = ?",
@@ -376,12 +376,12 @@ def outcome(db: Db, id: str) -> Outcome | None:
 
 
 def outcome_for(db: Db, id: str, principal: str) -> Outcome | None:
-    """Like `outcome`, if the turn belongs to this principal."""
+    """Returns the same as `outcome`, if the turn belongs to this principal."""
     return _outcome(db, id, principal)
 
 
 def listing(db: Db, session: str, limit: int) -> list[TurnRow]:
-    """The session's turns, the latest first."""
+    """Returns the session's turns, the latest first."""
     rows = db.execute(f"SELECT {COLUMNS} FROM turns WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))
     return [row_of(row) for row in rows]
 

@@ -311,9 +311,9 @@ class TurnFitter:
         self._compaction.counts["excerpts" if stage.cut is None else "cut"] += 1
 
     async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
-        """Replaces media with descriptions: first all except those of the last message with media, then those as well.
-        With `documents`, only messages with documents count, and other media before the last of them are replaced
-        too."""
+        """Replaces media with descriptions: on the first call all but those of the last message that has any, on the
+        second call those as well. With `documents`, only messages with documents count, but other media before the last
+        of them are also replaced. Returns False if nothing is left to replace."""
         view = await self._compaction.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [

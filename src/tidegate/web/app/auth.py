@@ -353,7 +353,7 @@ class Credentials:
     # -- hosts and origins --
 
     def check_host(self, headers: Headers) -> None:
-        """On loopback, refuses requests to foreign host names. A foreign name that resolves to this address belongs to
+        """Refuses requests to foreign host names on loopback. A foreign name that resolves to this address belongs to
         another site (DNS rebinding)."""
         if self._hosts is not None and _hostname(headers.get(b"host", b"")) not in self._hosts:
             raise NotAllowed(

@@ -51,7 +51,7 @@ class Health:
         self._lock = asyncio.Lock()
 
     def expect(self, name: str, interval: float) -> None:
-        """Expects this timer to beat from now on."""
+        """Expects heartbeats of this timer from now on."""
         self._beats[name] = _Beat(interval, self._clock())
 
     def add(self, name: str, check: Callable[[], Check]) -> None:

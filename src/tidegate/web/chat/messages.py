@@ -246,7 +246,7 @@ def _text(message: ChatMessage, index: int) -> str:
 
 
 def _bound(text: str, index: int, limit: int) -> None:
-    """Refuse a text of more than `limit` bytes. Everywhere in this module, `limit` is limits.message_bytes."""
+    """Refuses a text of more than `limit` bytes. Everywhere in this module, `limit` is limits.message_bytes."""
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise TooLarge(
             f"`messages[{index}].content` is larger than limits.message_bytes ({limit} bytes).",

@@ -100,7 +100,7 @@ class BackendSelection:
         return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
-        """If the last check failed, checks again on the next use: a backend may have become usable in the meantime."""
+        """Makes the next use check again if the last check failed: a backend may have become usable in the meantime."""
         if isinstance(self._chosen, NoCommands):
             self._chosen = None
 

@@ -290,7 +290,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """If the block fails, kills the child and any orphans that it left while setting up the sandbox."""
+    """Kills the child, and any orphans that it left while setting up the sandbox, if the block fails."""
     try:
         async with killed_on_error(child):
             yield

@@ -35,8 +35,8 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
 def enforced(
     kernel_limits: Iterable[str], besides: Mapping[str, Enforcement] | None = None
 ) -> Mapping[str, Enforcement]:
-    """How each limit is enforced if control groups enforce some of them; `besides` overrides the defaults of the
-    others."""
+    """Returns how each limit is enforced if control groups enforce some of them; `besides` overrides the defaults of
+    the others."""
     return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(kernel_limits, "cgroup")})
 
 
@@ -209,7 +209,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends everything that runs in the sandbox; done when this returns. May be called again."""
+        """Ends everything that runs in the sandbox, and waits until that is done. May be called again."""
         ...
 
 
@@ -258,7 +258,7 @@ class RemoteBackend(Protocol):
     """The name of that machine."""
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """With `keep`, moves the folders of an ended session to the trash on that machine; otherwise deletes them. Then
-        deletes everything that has been in that trash for `age` seconds. Raises ToolFailed if this is not possible
-        now."""
+        """Removes the folders of an ended session: with `keep`, moves them to the trash on that machine; otherwise
+        deletes them. Then deletes everything that has been in that trash for `age` seconds. Raises ToolFailed if this
+        is not possible now."""
         ...

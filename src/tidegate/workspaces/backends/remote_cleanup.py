@@ -59,7 +59,7 @@ class RemoteCleanup:
             )
 
     async def recover(self, there: RemoteBackend) -> None:
-        """At startup, reschedules tasks that were in progress when the last process died."""
+        """Reschedules the tasks that were in progress when the last process died. Called at startup."""
         await self._store.write(outbox.recover, self._clock(), AT_ONCE, (_channel(there),))
 
     async def retry(self, there: RemoteBackend) -> None:

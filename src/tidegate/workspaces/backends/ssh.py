@@ -109,8 +109,8 @@ class SshBackend:
         return connection
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """With `keep`, moves the folders of an ended session to the trash on the other machine; otherwise deletes them.
-        Then deletes everything that has been in that trash for `age` seconds."""
+        """Removes the folders of an ended session: with `keep`, moves them to the trash on the other machine; otherwise
+        deletes them. Then deletes everything that has been in that trash for `age` seconds."""
         away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
         message = guardian.pack_fields([session, "kept" if keep else "", str(age)])
         child = await self._call(("ControlMaster=no", "ControlPath=none"), away + message)

@@ -40,7 +40,7 @@ def version(data: bytes) -> str:
 
 
 def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None:
-    """Write this content to a path. Returns the size of the replaced file; None if there was none."""
+    """Writes this content to a path. Returns the size of the replaced file, or None if there was none."""
     refuse_read_only(spot.path, spot.mount, spot.parent, spot.name)
     if spot.is_folder:
         raise ToolFailed(f"{shown(spot.path)} is a folder; choose the path of a file.")
@@ -65,8 +65,8 @@ def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None
 
 @contextlib.contextmanager
 def _locked(folder: int) -> Iterator[None]:
-    """Lock a folder against other writers that use this module. If a command of the session holds the lock all the
-    time, we stop waiting after a short time. The only effect is that one of two simultaneous edits may be lost."""
+    """Locks a folder against other writers that use this module. If a command of the session keeps holding the lock,
+    this stops waiting after a short time. The only effect is that one of two simultaneous edits may be lost."""
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:  # a folder that can be written but not listed
@@ -91,7 +91,7 @@ def _locked(folder: int) -> Iterator[None]:
 
 
 def _put(spot: ResolvedPath, temporary: str, expected: str | None) -> None:
-    """Move the new file to its final name."""
+    """Moves the new file to its final name."""
     if expected is None:
         os.rename(temporary, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
     elif spot.fd < 0 or _version_at(spot.fd) != expected:
@@ -101,7 +101,7 @@ def _put(spot: ResolvedPath, temporary: str, expected: str | None) -> None:
 
 
 def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) -> None:
-    """Write the new content under a temporary name."""
+    """Writes the new content under a temporary name."""
     fd = os.open(name, _NEW, _MODE, dir_fd=parent)
     try:
         rest = memoryview(data)
@@ -122,7 +122,7 @@ def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) ->
 
 
 def _swap(spot: ResolvedPath, temporary: str, expected: str) -> None:
-    """Exchange the two files and check the version of the old one. If it is not the expected version, exchange them
+    """Exchanges the two files and checks the version of the old one. If it is not the expected version, exchanges them
     back."""
     try:
         exchange(spot.parent, temporary, spot.name)

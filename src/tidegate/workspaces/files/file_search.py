@@ -201,7 +201,7 @@ class _Part:
         self._after = False
 
     def add(self, piece: bytes, place: int) -> None:
-        """Add the next piece of the line. The piece starts at this offset in the line."""
+        """Adds the next piece of the line, which starts at this offset."""
         piece = piece.removesuffix(b"\n").removesuffix(b"\r")
         low = max(0, self._start - place)
         high = max(low, self._start + SHOWN_BYTES - place)

@@ -30,7 +30,7 @@ def gateway_user() -> User:
 
 @contextmanager
 def acting_as(user: User | None) -> Iterator[None]:
-    """Act as this user within the `with` block, or as the current user if it is None. Raises PermissionError if this
+    """Acts as this user within the `with` block, or as the current user if it is None. Raises PermissionError if this
     process may not act as that user."""
     if user is None:
         yield
@@ -44,7 +44,7 @@ def acting_as(user: User | None) -> Iterator[None]:
 
 
 async def in_thread(user: User | None, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a worker thread as that user."""
+    """Calls a function in a worker thread as that user."""
     return await to_thread.run_sync(_called, user, function, arguments)
 
 

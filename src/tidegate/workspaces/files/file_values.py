@@ -139,27 +139,28 @@ class Files(Protocol):
     """The files of one session."""
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
-        """Read at most this many lines and bytes of a file after the first `offset` lines. Only complete lines are
-        returned if at least one fits."""
+        """Reads at most this many lines and bytes of a file, starting after the first `offset` lines. Only complete
+        lines are returned if at least one fits."""
         ...
 
     async def load(self, path: str, *, limit: int) -> FileContents:
-        """Read the complete content of a file of at most `limit` bytes."""
+        """Reads the complete content of a file of at most `limit` bytes."""
         ...
 
     def opened(self, path: str) -> AbstractAsyncContextManager[int]:
-        """Open a file for reading. The descriptor can be passed on and is closed at the end of the block."""
+        """Opens a file for reading. The descriptor can be passed on and is closed at the end of the block."""
         ...
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        """Write or replace a file atomically. Missing folders on the way are created. With `expected`, nothing is
+        """Writes or replaces a file atomically. Missing folders on the way are created. With `expected`, nothing is
         written unless the content still has that version."""
         ...
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
-        """The entries of a folder, sorted by name, each folder followed by its contents. Links are not followed."""
+        """Returns the entries of a folder, sorted by name, each folder followed by its contents. Links are not
+        followed."""
         ...
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
-        """The matching lines in a file or below a folder, in the order of `list`."""
+        """Returns the matching lines in a file or below a folder, in the order of `list`."""
         ...

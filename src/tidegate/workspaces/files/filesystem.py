@@ -128,7 +128,7 @@ def _entry(step: WalkStep, path: str) -> FileEntry | None:
 
 
 def page(fd: int, offset: int, lines: int, max_bytes: int, path: str, chunk_bytes: int = CHUNK) -> FileLines:
-    """Read at most this many lines and bytes after the first `offset` lines."""
+    """Reads at most this many lines and bytes, starting after the first `offset` lines."""
     size = os.fstat(fd).st_size
     skipped = scanned = 0
     kept = bytearray()

@@ -54,7 +54,7 @@ def _segments(text: str) -> list[_Segment]:
 
 
 def _matches(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
-    """Match segment by segment, and keep track of how many leading names the segments so far can match."""
+    """Matches segment by segment, and keeps track of how many leading names the segments so far can match."""
     reached = {0}
     for place, segment in enumerate(segments):
         if segment is None:
@@ -86,8 +86,8 @@ def _expanded(text: str) -> list[str]:
 
 
 def _brace(text: str) -> tuple[int, list[int], int] | None:
-    """The first balanced pair of braces that contains a comma, as the positions of its start, its commas and its
-    end."""
+    """Returns the first balanced pair of braces that contains a comma, as the positions of its start, its commas and
+    its end."""
     open_braces: list[tuple[int, list[int]]] = []
     for place, character in enumerate(text):
         if character == "{":

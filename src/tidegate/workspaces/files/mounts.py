@@ -68,12 +68,12 @@ class ResolvedPath:
 
 
 def shown(path: str) -> str:
-    """A path for use in a sentence: quoted, on one line, not too long."""
+    """Returns a path for use in a sentence: quoted, on one line, not too long."""
     return f'"{printable(path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "…")}"'
 
 
 def printable(text: str) -> str:
-    """Escape control characters and bytes that are not UTF-8, so that one name cannot look like two."""
+    """Escapes control characters and bytes that are not UTF-8, so that one name cannot look like two."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else _written_out(character) for character in text)
@@ -85,14 +85,14 @@ def _written_out(character: str) -> str:
 
 
 def joined(folder: str, path: str) -> str:
-    """The path of an entry below a folder, in its shortest form."""
+    """Returns the path of an entry below a folder, in its shortest form."""
     start = "/".join(_parts(folder))
     return f"{'/' if folder.startswith('/') else ''}{start}{'/' if start else ''}{path}"
 
 
 @contextmanager
 def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[ResolvedPath]:
-    """Resolve a path. With `make`, missing folders on the way are created."""
+    """Resolves a path. With `make`, missing folders on the way are created."""
     if not path or "\0" in path or len(path) > LONGEST_PATH:
         raise ToolFailed("The path must name a file or folder of the workspace.")
     walk = _Walk(mounts, path, make)
@@ -103,7 +103,7 @@ def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[Re
 
 
 def open_file(spot: ResolvedPath) -> int:
-    """Open the regular file at a resolved path for reading; the caller closes the descriptor."""
+    """Opens the regular file at a resolved path for reading; the caller closes the descriptor."""
     if spot.fd < 0:
         raise ToolFailed(f"There is no file {shown(spot.path)}; list_files shows what is there.")
     if stat.S_ISDIR(spot.mode):
@@ -117,7 +117,7 @@ def open_file(spot: ResolvedPath) -> int:
 
 
 def open_reference(name: str, folder: int) -> tuple[int, os.stat_result]:
-    """Open a reference to a name in a folder; returns the descriptor, which the caller closes, and its stat result. A
+    """Opens a reference to a name in a folder. Returns the descriptor, which the caller closes, and its stat result. A
     link is not followed."""
     fd = os.open(name, _REFERENCE, dir_fd=folder)
     try:
@@ -128,7 +128,7 @@ def open_reference(name: str, folder: int) -> tuple[int, os.stat_result]:
 
 
 def open_for_reading(reference: int) -> int:
-    """Open a reference to a regular file for reading."""
+    """Opens a reference to a regular file for reading."""
     return os.open(f"/proc/self/fd/{reference}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
 
@@ -177,7 +177,7 @@ class _Walk:
                     raise ToolFailed(f"{shown(self.path)} leads through something that is not a folder.")
                 return ResolvedPath(self.path, self._mount, self._folders[-2], name, fd, status.st_mode)
             elif len(self._folders) > DEEPEST:
-                raise ToolFailed(f"{shown(self.path)} has more than {DEEPEST} levels, which is too deep.")
+                raise ToolFailed(f"{shown(self.path)} has more than {DEEPEST} levels; choose a path with fewer.")
         top = self._folders[-1]
         return ResolvedPath(self.path, self._mount, top, "", top, stat.S_IFDIR)
 
@@ -186,7 +186,7 @@ class _Walk:
             os.close(self._folders.pop())
 
     def _start(self, path: str) -> list[str]:
-        """Enter the mount that contains an absolute path or link target; returns the remaining parts."""
+        """Enters the mount that contains an absolute path or link target. Returns the remaining parts."""
         parts = _parts(path)
         best: tuple[int, Mount] | None = None
         for mount in self.mounts:
@@ -209,7 +209,8 @@ class _Walk:
                 self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             raise ToolFailed(
-                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must create it."
+                f"The folder {shown(mount.inner)} cannot be opened ({error.strerror}); the operator must create it or "
+                "grant access to it."
             ) from None
         return rest
 
@@ -228,7 +229,7 @@ class _Walk:
         return self._start(target) if target.startswith("/") else _parts(target)
 
     def _missing(self, name: str) -> None:
-        """Create a missing folder on the way, or raise FolderMissing."""
+        """Creates a missing folder on the way, or raises FolderMissing."""
         if not self.make:
             raise FolderMissing(f"There is no {shown(self.path)}; list_files shows what is there.")
         refuse_read_only(self.path, self._mount, self._folders[-1], name)
@@ -241,7 +242,7 @@ class _Walk:
 
 
 def refuse_read_only(path: str, mount: Mount, folder: int, name: str) -> None:
-    """Raise ToolFailed unless `name` may be written in this open folder of a mount."""
+    """Raises ToolFailed unless `name` may be written in this open folder of a mount."""
     if not mount.writable:
         raise ToolFailed(f"{shown(path)} is in {shown(mount.inner)}, which is read-only; write elsewhere.")
     with acting_as(gateway_user()):  # git's configuration may be where only the gateway's user can go

@@ -43,8 +43,8 @@ _NAMED = re.compile(
 
 
 def named_by_git(project: str, git_dir: str, read: Callable[[str], bytes]) -> list[str]:
-    """The paths in the project that a repository's configuration names as hooks (`core.hooksPath`) or as further
-    configuration (`include.path`), which may name more. `read` returns the content of a file, empty if there is
+    """Returns the paths in the project that a repository's configuration names as hooks (`core.hooksPath`) or as
+    further configuration (`include.path`), which may name more. `read` returns the content of a file, empty if there is
     none."""
     found: dict[str, None] = {}
     waiting = [f"{git_dir}/config", f"{git_dir}/config.worktree"]

@@ -75,7 +75,7 @@ def _list(filesystem: Filesystem, question: Question) -> Answer:
 
 
 def _search(filesystem: Filesystem, question: Question) -> Answer:
-    """The caller limits the time."""
+    """Searches the files. The caller limits the time."""
     fields = question["query"]
     query = SearchQuery(**{**fields, "choice": FileFilter(**fields["choice"])})
     return search(filesystem.mounts, question["path"], query, _PythonPattern(query)), b""
@@ -135,7 +135,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _send(filesystem: Filesystem, path: str, limit: int) -> None:
-    """Send a whole file while reading it."""
+    """Sends a whole file while reading it."""
     fd = filesystem.open(path)
     size = os.fstat(fd).st_size
     if size > limit:

@@ -58,8 +58,8 @@ def kill(folder: Path) -> None:
 
 
 def block_new(folder: Path) -> None:
-    """Where possible, stops new processes from starting in the group, so that the existing ones can be killed one by
-    one."""
+    """Stops new processes from starting in the group where this is possible, so that the existing ones can be killed
+    one by one."""
     with contextlib.suppress(OSError):
         write(folder / "pids.max", "0")
 

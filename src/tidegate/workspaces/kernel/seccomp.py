@@ -153,5 +153,5 @@ def _load_argument(position: int) -> bytes:
 
 
 def _instruction(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """`then` and `otherwise` are the numbers of instructions that a comparison skips."""
+    """Returns one instruction. `then` and `otherwise` are the numbers of instructions that a comparison skips."""
     return struct.pack("=HBBI", code, then, otherwise, value)

@@ -149,7 +149,7 @@ class LiveSandbox:
         return sandbox
 
     async def note_lost(self) -> None:
-        """If the sandbox was ended from outside, closes it and notifies the agent."""
+        """Closes the sandbox and notifies the agent if the sandbox was ended from outside."""
         sandbox = self.sandbox
         if sandbox is None or sandbox.alive:
             return

@@ -78,19 +78,19 @@ def _lines(text: str) -> list[str]:
 
 
 def _line_end(text: str, place: int) -> int:
-    """The offset of the end of the line that contains the offset `place`, after the line feed."""
+    """Returns the offset of the end of the line that contains the offset `place`, after the line feed."""
     return text.find("\n", place) + 1 or len(text)
 
 
 def _back(text: str, place: int) -> int:
-    """The offset at which the context before the line that begins at `place` starts."""
+    """Returns the offset of the first line of context before the line at `place`."""
     for _ in range(CONTEXT):
         place = text.rfind("\n", 0, max(0, place - 1)) + 1
     return place
 
 
 def _forth(text: str, place: int) -> int:
-    """The offset at which the context after the line that ends at `place` ends."""
+    """Returns the end of the last line of context after the line that ends at `place`."""
     for _ in range(CONTEXT):
         place = _line_end(text, place)
     return place

@@ -1,9 +1,9 @@
 """A job for a child process: converts a web page to readable Markdown.
 
-The output is the text of the page in its order, without scripts, styles and navigation. Headings, lists, tables,
+The output is the page's text in its original order, without scripts, styles and navigation. Headings, lists, tables,
 quotations, code and links with absolute addresses are kept. The output has at most the requested number of bytes, and
-the result says whether it was cut. The job runs in a child process because a crafted page can make a parser use a lot
-of time and memory. It uses the standard library or, if it is installed, trafilatura, which is better at finding the
+the result says whether it was truncated. The job runs in a child process because a crafted page can make a parser use a
+lot of time and memory. It uses the standard library or, if it is installed, trafilatura, which is better at finding the
 main content.
 """
 
@@ -274,7 +274,7 @@ class Converter(HTMLParser):
         return whole.replace(" ", "%20").replace(")", "%29").replace("\n", "") if usable else ""
 
     def text(self) -> str:
-        """The Markdown of the main content if the page marks it, otherwise of the whole page."""
+        """Returns the Markdown of the main content if the page marks it, otherwise of the whole page."""
         self._flush()
         self._silent = 0
         kept = [block for block in self._blocks if block[2] and not block[3]]

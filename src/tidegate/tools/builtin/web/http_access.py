@@ -79,7 +79,7 @@ Contacts = Callable[[str], None]
 
 
 def _unrecorded(host: str) -> None:
-    """The default for `contacts` where there is no audit log."""
+    """Does nothing. This is the default for `contacts` where there is no audit log."""
 
 
 class FetchedPage(NamedTuple):
@@ -267,7 +267,7 @@ def _checked(text: str, base: URL | None = None) -> URL:
     if url.user is not None or url.password is not None:
         raise ToolFailed(f"{whose} contains a user name or a password; such addresses are not fetched.")
     if url.scheme not in ("http", "https") or not host:
-        raise ToolFailed(f"{whose} cannot be fetched: it must begin with http:// or https:// and a host.")
+        raise ToolFailed(f"{whose} cannot be fetched: it must begin with http:// or https://, followed by a host.")
     return url.with_fragment(None)
 
 
