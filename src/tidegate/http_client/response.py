@@ -60,17 +60,15 @@ class Response:
     async def read(self) -> bytes:
         """Returns the part of the body that arrived since the last read. If there is none, waits for more. Returns b""
         at the end."""
+        received = b""
         if self._failure is None:
-            self._since = self._loop.time()
-            if self._timer is None:
-                self._timer = self._loop.call_at(self._since + self._patience, self._look)
             try:
-                received = await self._content.readany()
+                received = self._content.read_nowait()
+                if not received and not self._content.is_eof():
+                    received = await self._next()
             except (aiohttp.ClientError, OSError, RuntimeError, ConnectionFailed) as error:
                 self._failure = self._failure or failure_of(error)
                 error.__traceback__ = None  # it is kept by the library, and would keep the frames of the reader
-            finally:
-                self._since = 0.0
         if self._failure is not None:
             self.close()
             raise ConnectionFailed(self._failure.trouble, self._failure.said)
@@ -78,6 +76,16 @@ class Response:
             self._patience = self._idle
             self._quiet()
         return received
+
+    async def _next(self) -> bytes:
+        """Waits for the next part of the body, with a timer."""
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._since + self._patience, self._look)
+        try:
+            return await self._content.readany()
+        finally:
+            self._since = 0.0
 
     def close(self) -> None:
         """Returns the connection to the pool if the response is complete; otherwise closes it. A second call has no
