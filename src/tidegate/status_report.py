@@ -5,6 +5,8 @@ same values. Field names are public JSON keys. Each package provides its part of
 No value refers to a live object. The module has no expensive imports, so the command line can decode a report quickly.
 """
 
+from typing import Literal
+
 import msgspec
 
 from tidegate.values import Frozen
@@ -55,6 +57,29 @@ class ResidentStats(Frozen, frozen=True):
     over_cap_mid_turn: int
     unloads: dict[str, int]
     """The number of unloaded residents by reason."""
+
+
+ServiceState = Literal["stopped", "starting", "ready", "restarting", "failed"]
+ServiceFault = Literal[
+    "transport",
+    "unavailable",
+    "crashed",
+    "start-timeout",
+    "capability-missing",
+    "authorization-required",
+    "not-started",
+]
+
+
+class ServiceStatus(Frozen, frozen=True):
+    """A supervised service: its state, since when, how often it was connected again, and its last error."""
+
+    name: str
+    state: ServiceState = "stopped"
+    since: float = 0.0
+    restarts: int = 0
+    fault: ServiceFault | None = None
+    error: str = ""
 
 
 class WorkspacesStatus(Frozen, frozen=True):

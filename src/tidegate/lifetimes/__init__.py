@@ -3,7 +3,8 @@
 Every resource belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a lifetime; the
 `Ledger` accounts for what each holds; `Presence` is the only map with sessions as keys; `BoundedCache` is the only
 cache; `ProcessStarter` starts every child process; `Listener` accepts every connection, within the limit of
-`Descriptors`. The only project import of this package is `Holding`, the ledger's unit in the status.
+`Descriptors`; a `Supervisor` keeps a service running. The only project imports of this package are values of the
+status.
 """
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats
@@ -14,7 +15,15 @@ from tidegate.lifetimes.ledger import Account, Hold, Ledger
 from tidegate.lifetimes.listener import Listener, Room
 from tidegate.lifetimes.residency import Presence, PresenceStats, Present, Resident, SessionEnded
 from tidegate.lifetimes.scope import Scope, ScopeClosed, outlast
-from tidegate.status_report import Holding
+from tidegate.lifetimes.supervisor import (
+    RestartPolicy,
+    ServiceConnection,
+    ServiceConnector,
+    ServiceFailed,
+    Supervisor,
+    stop_all,
+)
+from tidegate.status_report import Holding, ServiceFault, ServiceState, ServiceStatus
 
 __all__ = [
     "KILLED_SECONDS",
@@ -31,13 +40,22 @@ __all__ = [
     "Present",
     "ProcessStarter",
     "Resident",
+    "RestartPolicy",
     "Room",
     "Scope",
     "ScopeClosed",
+    "ServiceConnection",
+    "ServiceConnector",
+    "ServiceFailed",
+    "ServiceFault",
+    "ServiceState",
+    "ServiceStatus",
     "SessionEnded",
     "SingleFlight",
     "SpawnedProcess",
+    "Supervisor",
     "gather",
     "is_cancelled",
     "outlast",
+    "stop_all",
 ]
