@@ -77,8 +77,8 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     """The time within which a connection is closed."""
 
     def pause(self, attempt: int, fraction: float) -> float:
-        """The pause before this attempt, counted from 1. It doubles with each attempt. `fraction` (from 0 to 1) chooses
-        between one half and the whole of it, so that services that broke together do not return together."""
+        """Returns the pause before this attempt, counted from 1. It doubles with each attempt. `fraction` (from 0 to 1)
+        chooses between one half and the whole of it, so that services that broke together do not return together."""
         doubled = self.first_pause * 2.0 ** min(attempt - 1, 32)
         return min(self.longest_pause, doubled) * (1 + fraction) / 2
 
