@@ -53,6 +53,20 @@ def test_a_file_in_the_home_folder_is_a_plug_in(tmp_path: Path) -> None:
     assert (loaded.use.name, loaded.factory.kind, loaded.file) == ("sea", "toolset", str(file))
 
 
+def test_a_file_may_define_classes_whose_annotations_are_strings(tmp_path: Path) -> None:
+    """C3: such classes look for their module by its name; two files have different modules."""
+    text = (
+        "from __future__ import annotations\nimport dataclasses, typing\nimport msgspec\n"
+        "class Day(msgspec.Struct):\n    number: int = 0\n"
+        "@dataclasses.dataclass\nclass Week:\n    first: Day\n    days: typing.ClassVar[int] = 7\n"
+        "assert msgspec.convert({'number': 2}, Day).number == 2\n"
+    )
+    for name in ("sea-side", "sea_side"):
+        file = put(tmp_path, text + TOOLSET, name)
+        use = PluginUse(kind="toolset", name=name, agents=("main",))
+        assert loading.load(use, tmp_path).file == str(file)
+
+
 def test_a_package_offers_a_plug_in_by_its_entry_point(tmp_path: Path) -> None:
     """C3: installed like any other package."""
     folder = tmp_path / "installed"

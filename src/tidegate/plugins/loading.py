@@ -148,10 +148,15 @@ def described(error: BaseException) -> str:
 
 
 def _run_file(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tidegate_plugin_{file.stem.replace('-', '_')}", file)
+    spec = importlib.util.spec_from_file_location(f"tidegate_plugin_{file.stem}", file)
     assert spec is not None and spec.loader is not None  # its name ends with .py
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # where classes with annotations as strings look for them
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
     return module
 
 
