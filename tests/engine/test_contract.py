@@ -83,6 +83,48 @@ async def test_a_session_runs_one_turn_at_a_time_in_the_order_of_acceptance(one:
     assert permits.most == 1
 
 
+async def test_the_order_of_a_session_holds_whichever_engine_has_its_turns(
+    store: Store, permits: Permits, two: tuple[Worker, Worker]
+) -> None:
+    """B7, S13: a turn waits for the earlier ones that wait or run elsewhere, and takes no slot meanwhile."""
+    first, second = two
+    await first.accept("t_1")
+    await permits.steps("t_1", 1)
+    await second.accept("t_2")
+    await first.accept("t_3")
+    await second.accept("t_4")
+    await second.accept("t_5")
+    await second.accept("t_other", session="s_2")
+    permits.give("t_other")
+    assert (await second.result("t_other")).state == "answered"
+    with anyio.fail_after(WAIT):
+        while second.engine.stats().running:
+            await anyio.sleep(0.001)
+    assert await second.engine.stop("t_4", "by its user")
+    names = ["t_1", "t_2", "t_3", "t_5"]
+    for name in names:
+        permits.give(name)
+    assert [(await first.result(name)).state for name in (*names, "t_4")] == ["answered"] * 4 + ["stopped"]
+    assert [turn for turn, _ in permits.made if turn != "t_other"] == names
+    assert permits.most == 1
+    assert [row.fence for name in names if (row := await store.read(turns.get, name))] == [1] * 4
+
+
+async def test_a_turn_whose_hint_was_late_still_precedes_later_ones(
+    one: Worker, permits: Permits, store: Store
+) -> None:
+    """S13: the order is that of acceptance, not that of the hints."""
+    await store.write(new_turn, "s_1", "t_1", "1 step")
+    for name in ("t_2", "t_3"):
+        await one.accept(name)
+    one.engine.submit("s_1", "t_1")
+    names = ["t_1", "t_2", "t_3"]
+    for name in names:
+        permits.give(name)
+    assert [(await one.result(name)).state for name in names] == ["answered"] * 3
+    assert [turn for turn, _ in permits.made] == names
+
+
 async def test_a_turn_submitted_again_runs_once(one: Worker, permits: Permits) -> None:
     """P05, S22: while it waits, while it runs, and after its end."""
     await one.accept("t_1", "2 steps")

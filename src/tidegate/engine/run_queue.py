@@ -100,6 +100,16 @@ class RunQueue:
             self._ready.pop(record, None)
         return True
 
+    def put_back(self, record: Present, live: LiveTurn) -> None:
+        """Return a turn that could not start to its session's queue, at the end: the turn that it has to wait for may be
+        in this queue too. The caller then calls `fill_slots` and, after a pause, `start_next`."""
+        self.slots.release(live)
+        live.started_at = None
+        if live.parent is not None:
+            live.parent.children[live.turn] = live
+        record.waiting.append(live)
+        self._presence.turn_ended(record, live)
+
     def release(self, record: Present, live: LiveTurn) -> None:
         """Drop a turn and free its slot. The caller then calls `fill_slots`."""
         self.slots.release(live)
