@@ -101,8 +101,8 @@ class RunQueue:
         return True
 
     def put_back(self, record: Present, live: LiveTurn) -> None:
-        """Return a turn that could not start to its session's queue, at the end: the turn that it has to wait for may be
-        in this queue too. The caller then calls `fill_slots` and, after a pause, `start_next`."""
+        """Return a turn that could not start to its session's queue, at the end: the turn that it has to wait for may
+        be in this queue too. The caller then calls `fill_slots` and, after a pause, `start_next`."""
         self.slots.release(live)
         live.started_at = None
         if live.parent is not None:
