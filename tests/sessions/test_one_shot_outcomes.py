@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, WAIT, Core, core
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tidegate.errors import NotFound
 from tidegate.store import receipts
 from tidegate.values import Acceptance
@@ -41,6 +41,16 @@ async def test_the_outcome_of_a_one_shot_call_that_nobody_waited_for_is_fetched_
         assert (await gateway.service.fetch_outcome(accepted.turn, ANNA)).text == "once"
         with pytest.raises(NotFound):
             await gateway.service.fetch_outcome(accepted.turn, ANNA)
+        assert await kept(gateway) == 0
+
+
+async def test_an_outcome_that_the_owner_has_looked_at_is_kept_for_its_caller(home: Path, model: ScriptedModel) -> None:
+    """B1, V18: the owner sees every turn, but has not fetched it."""
+    async with core(home, model=model) as gateway:
+        accepted = await unattended(gateway)
+        for _ in range(2):
+            assert (await gateway.service.fetch_outcome(accepted.turn, OWNER)).text == "once"
+        assert (await gateway.service.fetch_outcome(accepted.turn, ANNA)).text == "once"
         assert await kept(gateway) == 0
 
 

@@ -88,12 +88,12 @@ class Sessions:
 
     async def fetch_outcome(self, turn: str, principal: Principal) -> Outcome:
         """Like `outcome`, for the caller itself. The outcome of a one-shot call that nobody waited for is kept until
-        it was fetched in this way."""
-        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, queries.visible_to(principal))
+        it was fetched in this way by the principal that made the call."""
+        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, principal)
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         if is_unfetched:
-            await self._store.write(receipts.forget_outcome, turn)
+            await self._store.write(receipts.forget_outcome, principal.id, turn)
         return found
 
     async def abandon(self, turn: str) -> None:
