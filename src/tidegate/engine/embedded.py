@@ -307,7 +307,6 @@ class EmbeddedEngine(Engine):
         """Return a turn to the queue, because an earlier turn of its session runs elsewhere. Try again after a
         pause."""
         self._queue.put_back(record, live)
-        self._queue.fill_slots(live.parent)
 
         async def start_later() -> None:
             await anyio.sleep(FIRST_PAUSE)

@@ -102,13 +102,14 @@ class RunQueue:
 
     def put_back(self, record: Present, live: LiveTurn) -> None:
         """Return a turn that could not start to its session's queue, at the end: the turn that it has to wait for may
-        be in this queue too. The caller then calls `fill_slots` and, after a pause, `start_next`."""
+        be in this queue too. Its slot goes to another session. The caller calls `start_next` after a pause."""
         self.slots.release(live)
         live.started_at = None
         if live.parent is not None:
             live.parent.children[live.turn] = live
         record.waiting.append(live)
         self._presence.turn_ended(record, live)
+        self.fill_slots(live.parent)
 
     def release(self, record: Present, live: LiveTurn) -> None:
         """Drop a turn and free its slot. The caller then calls `fill_slots`."""
