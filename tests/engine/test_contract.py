@@ -18,7 +18,7 @@ from tests.store.rows import new_turn
 from tidegate import engine as engine_package
 from tidegate.engine import Engine
 from tidegate.errors import NotFound, Stopping
-from tidegate.store import StopRequest, Store, messages, open_turns, turns
+from tidegate.store import StopRequest, Store, messages, open_turns, sessions, turns
 from tidegate.values import Event, Message, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
@@ -369,6 +369,36 @@ async def test_a_result_is_awaited_wherever_the_turn_runs(
     assert outcomes == [await first.result("t_1")] and outcomes[0].state == "answered"
     with pytest.raises(NotFound):
         await second.result("t_none")
+
+
+async def test_who_waits_for_a_turn_elsewhere_is_told_when_its_session_is_deleted(
+    store: Store, permits: Permits, two: tuple[Worker, Worker]
+) -> None:
+    """B1, B3: and when the process stops, that the turn continues."""
+    first, second = two
+    told: list[str] = []
+
+    async def wait(turn: str) -> None:
+        try:
+            told.append((await second.result(turn)).state)
+        except (NotFound, Stopping) as error:
+            told.append(type(error).__name__)
+
+    for turn, session in (("t_1", "s_1"), ("t_2", "s_2")):
+        await first.accept(turn, session=session)
+        await permits.steps(turn, 1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait, "t_1")
+        await anyio.lowlevel.checkpoint()
+        assert await first.engine.stop_session("s_1", "because its session ended", WAIT)
+        await store.write(lambda db: sessions.end(db, "s_1", reason="delete", hooks=(), now=3.0))
+        assert await store.write(sessions.delete, "s_1")
+    assert told in (["NotFound"], ["stopped"]), "it may still have read the outcome"
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait, "t_2")
+        await anyio.lowlevel.checkpoint()
+        await second.engine.drain(0.01)
+    assert told[1:] == ["Stopping"]
 
 
 async def test_another_engine_stops_a_turn_at_its_next_commit(

@@ -127,6 +127,19 @@ def test_an_import_that_hangs_is_given_up_with_its_line(tmp_path: Path) -> None:
             thread.join(WAIT)
 
 
+def test_a_plug_in_that_everybody_can_change_is_reported(tmp_path: Path) -> None:
+    """C3: also behind a link that leads out of the home folder."""
+    (tmp_path / "home").mkdir()
+    link = put(tmp_path / "home", TOOLSET)
+    file = link.rename(tmp_path / "elsewhere.py")
+    link.symlink_to(file)
+    (tmp_path / "home" / "tidegate.toml").write_text('[agents.main]\ntools = ["sea"]\n')
+    for mode, is_reported in ((0o644, False), (0o666, True)):
+        file.chmod(mode)
+        warnings = preflight.examine(tmp_path / "home", {}).warnings
+        assert any(f"chmod o-w {link}" in warning for warning in warnings) == is_reported
+
+
 def test_an_unused_plug_in_is_not_imported(tmp_path: Path) -> None:
     """A provider and an index too, if no agent would use them."""
     put(tmp_path, "1 / 0")
