@@ -86,15 +86,17 @@ class Sessions:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return found
 
-    async def fetch_outcome(self, turn: str, principal: Principal) -> Outcome:
+    async def fetch_outcome(
+        self, turn: str, principal: Principal, deliver: Callable[[Outcome], Awaitable[None]]
+    ) -> None:
         """Like `outcome`, for the caller itself. The outcome of a one-shot call that nobody waited for is kept until
-        it was fetched in this way by the principal that made the call."""
+        it was delivered in this way to the principal that made the call."""
         found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, principal)
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
+        await deliver(found)
         if is_unfetched:
             await self._store.write(receipts.forget_outcome, principal.id, turn)
-        return found
 
     async def abandon(self, turn: str) -> None:
         """Called when a reader of the turn has disconnected. Stops the turn if its caller requested that and no other
