@@ -79,6 +79,7 @@ async def test_the_api_takes_the_busy_mode_as_a_field(gateway: InProcessGateway,
     assert (steered["how"], steered["turn"]) == ("steered", first["turn"])
     interrupting = await say(gateway, "three", session=first["session"], busy="interrupt")
     assert interrupting["how"] == "interrupting"
+    await ended(gateway, first["turn"])
     model.release("there")
     await ended(gateway, interrupting["turn"])
     assert (await call(gateway, "GET", f"/api/turns/{first['turn']}")).json["state"] == "stopped"

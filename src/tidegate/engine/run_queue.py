@@ -1,7 +1,8 @@
 """The turns that wait and run in this process, and their slots.
 
-Guarantee: a session runs one turn at a time, in the order in which its turns were added. At most `cap` turns run in a
-new slot; the sessions whose next turn waits for one get it in turn. A turn is released once.
+Guarantee: a session runs one turn at a time, in the order in which its turns were added; a turn that has to wait for
+one in another process is put back. At most `cap` turns run in a new slot; the sessions whose next turn waits for one
+get it in turn. A turn is released once.
 
 A slot is the permission to run (`Slots`). At most `cap` turns start in a new slot. A turn that waits for a person has
 no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the
