@@ -27,6 +27,7 @@
 
     HookPostponed                 a slow end hook logged a problem; run it again later
     Superseded                    this attempt no longer holds its turn; stop, and write nothing more
+    EarlierTurnOpen               an earlier turn of the session has not ended; take this turn later
 
 Every message is one sentence that says what to do. Errors of other libraries are mapped to this tree where the library
 is called.
@@ -230,3 +231,7 @@ class HookPostponed(Exception):
 class Superseded(Exception):
     """Another attempt has taken over the turn, or the turn has been settled elsewhere. The attempt that receives this
     error stops without writing anything."""
+
+
+class EarlierTurnOpen(Exception):
+    """The turn is not taken, because an earlier turn of its session has not ended. It stays in the queue."""

@@ -18,7 +18,7 @@ from tests.store.rows import new_turn
 from tidegate import engine as engine_package
 from tidegate.engine import Engine
 from tidegate.errors import NotFound, Stopping
-from tidegate.store import StopRequest, Store, messages, open_turns, turns
+from tidegate.store import StopRequest, Store, messages, open_turns, sessions, turns
 from tidegate.values import Event, Message, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
@@ -81,6 +81,48 @@ async def test_a_session_runs_one_turn_at_a_time_in_the_order_of_acceptance(one:
         assert (await one.result(name)).state == "answered"
     assert [turn for turn, _ in permits.made if turn != "t_other"] == names
     assert permits.most == 1
+
+
+async def test_the_order_of_a_session_holds_whichever_engine_has_its_turns(
+    store: Store, permits: Permits, two: tuple[Worker, Worker]
+) -> None:
+    """B7, S13: a turn waits for the earlier ones that wait or run elsewhere, and takes no slot meanwhile."""
+    first, second = two
+    await first.accept("t_1")
+    await permits.steps("t_1", 1)
+    await second.accept("t_2")
+    await first.accept("t_3")
+    await second.accept("t_4")
+    await second.accept("t_5")
+    await second.accept("t_other", session="s_2")
+    permits.give("t_other")
+    assert (await second.result("t_other")).state == "answered"
+    with anyio.fail_after(WAIT):
+        while second.engine.stats().running:
+            await anyio.sleep(0.001)
+    assert await second.engine.stop("t_4", "by its user")
+    names = ["t_1", "t_2", "t_3", "t_5"]
+    for name in names:
+        permits.give(name)
+    assert [(await first.result(name)).state for name in (*names, "t_4")] == ["answered"] * 4 + ["stopped"]
+    assert [turn for turn, _ in permits.made if turn != "t_other"] == names
+    assert permits.most == 1
+    assert [row.fence for name in names if (row := await store.read(turns.get, name))] == [1] * 4
+
+
+async def test_a_turn_whose_hint_was_late_still_precedes_later_ones(
+    one: Worker, permits: Permits, store: Store
+) -> None:
+    """S13: the order is that of acceptance, not that of the hints."""
+    await store.write(new_turn, "s_1", "t_1", "1 step")
+    for name in ("t_2", "t_3"):
+        await one.accept(name)
+    one.engine.submit("s_1", "t_1")
+    names = ["t_1", "t_2", "t_3"]
+    for name in names:
+        permits.give(name)
+    assert [(await one.result(name)).state for name in names] == ["answered"] * 3
+    assert [turn for turn, _ in permits.made] == names
 
 
 async def test_a_turn_submitted_again_runs_once(one: Worker, permits: Permits) -> None:
@@ -327,6 +369,36 @@ async def test_a_result_is_awaited_wherever_the_turn_runs(
     assert outcomes == [await first.result("t_1")] and outcomes[0].state == "answered"
     with pytest.raises(NotFound):
         await second.result("t_none")
+
+
+async def test_who_waits_for_a_turn_elsewhere_is_told_when_its_session_is_deleted(
+    store: Store, permits: Permits, two: tuple[Worker, Worker]
+) -> None:
+    """B1, B3: and when the process stops, that the turn continues."""
+    first, second = two
+    told: list[str] = []
+
+    async def wait(turn: str) -> None:
+        try:
+            told.append((await second.result(turn)).state)
+        except (NotFound, Stopping) as error:
+            told.append(type(error).__name__)
+
+    for turn, session in (("t_1", "s_1"), ("t_2", "s_2")):
+        await first.accept(turn, session=session)
+        await permits.steps(turn, 1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait, "t_1")
+        await anyio.lowlevel.checkpoint()
+        assert await first.engine.stop_session("s_1", "because its session ended", WAIT)
+        await store.write(lambda db: sessions.end(db, "s_1", reason="delete", hooks=(), now=3.0))
+        assert await store.write(sessions.delete, "s_1")
+    assert told in (["NotFound"], ["stopped"]), "it may still have read the outcome"
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait, "t_2")
+        await anyio.lowlevel.checkpoint()
+        await second.engine.drain(0.01)
+    assert told[1:] == ["Stopping"]
 
 
 async def test_another_engine_stops_a_turn_at_its_next_commit(

@@ -233,6 +233,30 @@ async def test_a_superseded_attempt_ends_silently_and_the_next_one_answers(
         assert [each.message.text for each in rows if each.message.finish == "stop"] == ["done"]
 
 
+async def test_a_tool_of_a_superseded_attempt_keeps_no_result(home: Path, model: ScriptedModel) -> None:
+    """P05: it was running when another attempt took the turn."""
+    begun, goes_on = anyio.Event(), anyio.Event()
+
+    @tool(effect="read", long_results=True)
+    async def read_page(ctx: ToolContext) -> str:
+        """Returns more than the model gets to see."""
+        begun.set()
+        await goes_on.wait()
+        return "a line\n" * 20_000
+
+    tools = {"toolsets": {"read_page": Toolset((read_page,))}, "tools": '"read_page"'}
+    async with core(home, model=model, **tools) as gateway:  # type: ignore[arg-type]
+        accepted = await gateway.accept("[tool read_page {}] [say done]")
+        log = gateway.service.turn_log(accepted.turn)
+        assert log is not None
+        with anyio.fail_after(WAIT):
+            await begun.wait()
+            await gateway.store.write(turns.take, accepted.turn, 1.0)
+            goes_on.set()
+            await log.ended()
+        assert await gateway.store.read(spooled.latest_texts, accepted.session) == []
+
+
 async def test_a_frozen_attempt_asks_nobody(home: Path, model: ScriptedModel) -> None:
     """S29: a question of an attempt that no longer holds its turn is not stored."""
     async with core(home, model=model) as gateway:

@@ -20,7 +20,7 @@ from tests.store.rows import new_session, new_turn, user_message
 from tidegate.engine import StartedTurn
 from tidegate.engine.turn_end import TurnEnd, billing_of, peek, settle, stop_session, stop_turn
 from tidegate.engine.turn_start import start
-from tidegate.errors import Conflict, Superseded
+from tidegate.errors import Conflict, EarlierTurnOpen, Superseded
 from tidegate.store import StopRequest, messages, migrations, open_turns, turns
 from tidegate.store.sqlite.connections import connect
 from tidegate.values import Message
@@ -87,6 +87,11 @@ class Stops(RuleBasedStateMachine):
     def submit(self, data: st.DataObject) -> None:
         """An attempt takes the turn, perhaps a second one."""
         turn = self.any_turn(data)
+        earlier = list(self.states.values())[: list(self.states).index(turn)]
+        if self.states[turn] == "queued" and any(state in OPEN for state in earlier):
+            with pytest.raises(EarlierTurnOpen):
+                start(self.db, turn, 1.0)
+            return
         found = start(self.db, turn, 1.0)
         if self.states[turn] not in ("queued", "running"):
             assert found is None
@@ -158,6 +163,7 @@ class Stops(RuleBasedStateMachine):
         assert stored == self.states
         found = open_turns.of_session(self.db, SESSION)
         assert sorted(found.running) == sorted(turn for turn, state in self.states.items() if state == "running")
+        assert len(found.running) <= 1
         assert found.waiting == sum(state == "queued" for state in self.states.values())
         for turn, by in self.stops.items():
             row = turns.get(self.db, turn)

@@ -12,11 +12,13 @@ from tests.core import WAIT
 from tests.gateway.process import gateway, tidegate
 from tests.logs import capture_logs
 from tidegate.config import Config, read
+from tidegate.errors import Misconfigured
 from tidegate.gateway.plugins import open_plugins
 from tidegate.gateway.preflight.plugins import find_plugins
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.plugins.host import Deadlines, PluginFailed
 from tidegate.security import Secret
+from tidegate.tools import ToolRegistry, builtin_toolsets
 
 pytestmark = pytest.mark.anyio
 
@@ -156,6 +158,22 @@ async def test_a_toolset_that_cannot_start_prevents_the_start_and_names_the_agen
     assert "repair it, or remove it from [agents.main] tools" in failed.value.message
     await running.scope.close()
     assert events(tmp_path)[-1] == "third stop"
+
+
+async def test_a_tool_that_exists_already_is_reported_with_its_plug_in(tmp_path: Path) -> None:
+    """C3: also if the tool does not say whose it is."""
+    text = (
+        "from tidegate.plugins import ToolContext, Toolset, plugin, tool\n"
+        '@tool(effect="read")\nasync def clock(ctx: ToolContext) -> str:\n    """Tells the time."""\n    return ""\n'
+        '@plugin("toolset")\nasync def make(ctx): return Toolset([clock])\n'
+    )
+    put(tmp_path, sea=text)
+    running = Host(tmp_path, '[agents.main]\ntools = ["clock", "sea"]\n')
+    _, toolsets = await running.open()
+    registry = ToolRegistry(builtin_toolsets(("clock",))).adding(toolsets)
+    with pytest.raises(Misconfigured, match="built-in and the plug-in 'sea' both provide a tool named 'clock'"):
+        registry.resolve(("clock", "sea"))
+    await running.scope.close()
 
 
 async def test_a_broken_index_is_reported_and_the_gateway_starts(tmp_path: Path) -> None:

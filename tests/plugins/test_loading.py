@@ -53,6 +53,20 @@ def test_a_file_in_the_home_folder_is_a_plug_in(tmp_path: Path) -> None:
     assert (loaded.use.name, loaded.factory.kind, loaded.file) == ("sea", "toolset", str(file))
 
 
+def test_a_file_may_define_classes_whose_annotations_are_strings(tmp_path: Path) -> None:
+    """C3: such classes look for their module by its name; two files have different modules."""
+    text = (
+        "from __future__ import annotations\nimport dataclasses, typing\nimport msgspec\n"
+        "class Day(msgspec.Struct):\n    number: int = 0\n"
+        "@dataclasses.dataclass\nclass Week:\n    first: Day\n    days: typing.ClassVar[int] = 7\n"
+        "assert msgspec.convert({'number': 2}, Day).number == 2\n"
+    )
+    for name in ("sea-side", "sea_side"):
+        file = put(tmp_path, text + TOOLSET, name)
+        use = PluginUse(kind="toolset", name=name, agents=("main",))
+        assert loading.load(use, tmp_path).file == str(file)
+
+
 def test_a_package_offers_a_plug_in_by_its_entry_point(tmp_path: Path) -> None:
     """C3: installed like any other package."""
     folder = tmp_path / "installed"
@@ -77,7 +91,10 @@ def test_a_package_offers_a_plug_in_by_its_entry_point(tmp_path: Path) -> None:
         ("x = 1", r'declares no plug-in; put @plugin\("toolset"\) before its function'),
         (TOOLSET.replace('"toolset"', '"index"'), "line 11: this is a plug-in of the kind index, not a toolset"),
         (TOOLSET.replace('"toolset"', '"tolset"'), "line 11: there is no kind of plug-in 'tolset'; known: toolset"),
-        (TOOLSET + '\n@plugin("toolset")\nasync def other(ctx): ...\n', "line 15: .* more than one plug-in"),
+        (
+            TOOLSET + '\n@plugin("toolset")\nasync def other(ctx): ...\n',
+            "line 15: this is a second .* is in .*line 11; keep one",
+        ),
         (TOOLSET.replace('"toolset"', "[]"), "line 11: there is no kind of plug-in"),
         (TOOLSET.replace('"toolset"', '"toolset", api="1"'), "line 11: its api must be a number, not '1'"),
         (TOOLSET.replace('"toolset"', '"toolset", api=99'), "line 11: .* needs version 99 .* has version 1; update"),
@@ -108,6 +125,19 @@ def test_an_import_that_hangs_is_given_up_with_its_line(tmp_path: Path) -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("import "):
             thread.join(WAIT)
+
+
+def test_a_plug_in_that_everybody_can_change_is_reported(tmp_path: Path) -> None:
+    """C3: also behind a link that leads out of the home folder."""
+    (tmp_path / "home").mkdir()
+    link = put(tmp_path / "home", TOOLSET)
+    file = link.rename(tmp_path / "elsewhere.py")
+    link.symlink_to(file)
+    (tmp_path / "home" / "tidegate.toml").write_text('[agents.main]\ntools = ["sea"]\n')
+    for mode, is_reported in ((0o644, False), (0o666, True)):
+        file.chmod(mode)
+        warnings = preflight.examine(tmp_path / "home", {}).warnings
+        assert any(f"chmod o-w {link}" in warning for warning in warnings) == is_reported
 
 
 def test_an_unused_plug_in_is_not_imported(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, WAIT, Core, core
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tidegate.errors import NotFound
+from tidegate.security import Principal
 from tidegate.store import receipts
-from tidegate.values import Acceptance
+from tidegate.values import Acceptance, Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +29,30 @@ async def unattended(gateway: Core, text: str = "[say once]") -> Acceptance:
     return accepted
 
 
+async def fetch(gateway: Core, turn: str, who: Principal) -> Outcome:
+    fetched: list[Outcome] = []
+
+    async def deliver(outcome: Outcome) -> None:
+        fetched.append(outcome)
+
+    await gateway.service.fetch_outcome(turn, who, deliver)
+    return fetched[0]
+
+
+async def test_an_outcome_that_could_not_be_delivered_is_kept(home: Path, model: ScriptedModel) -> None:
+    """B1, V18: the process may die in between."""
+
+    async def break_off(outcome: Outcome) -> None:
+        raise ConnectionResetError
+
+    async with core(home, model=model) as gateway:
+        accepted = await unattended(gateway)
+        with pytest.raises(ConnectionResetError):
+            await gateway.service.fetch_outcome(accepted.turn, ANNA, break_off)
+        assert (await fetch(gateway, accepted.turn, ANNA)).text == "once"
+        assert await kept(gateway) == 0
+
+
 async def test_the_outcome_of_a_one_shot_call_that_nobody_waited_for_is_fetched_once(
     home: Path, model: ScriptedModel
 ) -> None:
@@ -37,10 +62,20 @@ async def test_the_outcome_of_a_one_shot_call_that_nobody_waited_for_is_fetched_
     async with core(home, model=model) as gateway:
         assert (await gateway.answered(accepted.turn)).text == "once", "a caller who waits for it now"
         with pytest.raises(NotFound):
-            await gateway.service.fetch_outcome(accepted.turn, BERT)
-        assert (await gateway.service.fetch_outcome(accepted.turn, ANNA)).text == "once"
+            await fetch(gateway, accepted.turn, BERT)
+        assert (await fetch(gateway, accepted.turn, ANNA)).text == "once"
         with pytest.raises(NotFound):
-            await gateway.service.fetch_outcome(accepted.turn, ANNA)
+            await fetch(gateway, accepted.turn, ANNA)
+        assert await kept(gateway) == 0
+
+
+async def test_an_outcome_that_the_owner_has_looked_at_is_kept_for_its_caller(home: Path, model: ScriptedModel) -> None:
+    """B1, V18: the owner sees every turn, but has not fetched it."""
+    async with core(home, model=model) as gateway:
+        accepted = await unattended(gateway)
+        for _ in range(2):
+            assert (await fetch(gateway, accepted.turn, OWNER)).text == "once"
+        assert (await fetch(gateway, accepted.turn, ANNA)).text == "once"
         assert await kept(gateway) == 0
 
 
@@ -52,7 +87,7 @@ async def test_an_outcome_that_nobody_fetches_expires(home: Path, model: Scripte
         assert await gateway.store.write(receipts.prune, now + receipts.UNFETCHED_SECONDS - 60, 10) == 0
         assert await gateway.store.write(receipts.prune, now + receipts.UNFETCHED_SECONDS + 60, 10) == 1
         with pytest.raises(NotFound):
-            await gateway.service.fetch_outcome(accepted.turn, ANNA)
+            await fetch(gateway, accepted.turn, ANNA)
         await unattended(gateway)
         assert await gateway.store.write(receipts.prune, now, 0) == 1
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from tests.project.quick import example_count
 from tests.store.rows import ANSWER, new_session, new_turn, user_message
-from tidegate.errors import Conflict, NotFound
+from tidegate.errors import Conflict, EarlierTurnOpen, NotFound
 from tidegate.store import messages, migrations, open_turns, sessions, turns
 from tidegate.store.rows import unpack
 from tidegate.store.sqlite.connections import connect
@@ -97,8 +97,13 @@ class Turns(RuleBasedStateMachine):
         turn = data.draw(st.sampled_from(list(self.states)))
         allowed = self.states[turn] in ("queued", "running") and self.session_of[turn] not in self.ended
         self.db.execute("SAVEPOINT one")
-        if not allowed:
-            with pytest.raises(Conflict):
+        earlier = list(self.states)[: list(self.states).index(turn)]
+        is_next = self.states[turn] != "queued" or not any(
+            self.states[each] in ("queued", "running") and self.session_of[each] == self.session_of[turn]
+            for each in earlier
+        )
+        if not (allowed and is_next):
+            with pytest.raises((Conflict, EarlierTurnOpen) if is_next or not allowed else EarlierTurnOpen):
                 turns.take(self.db, turn, self.tick())
             self.db.execute("ROLLBACK TO one")
         else:

@@ -592,6 +592,23 @@ async def test_a_summary_of_undone_messages_is_not_stored(home: Path, model: Scr
         assert not await h.store.read(summaries.prepared, session)
 
 
+async def test_a_summary_of_an_attempt_that_was_superseded_is_not_stored(home: Path, model: ScriptedModel) -> None:
+    """P05: nor is its usage recorded; the attempt that holds the turn makes its own."""
+    model.behave(Behaviour(marker=SUMMARY_TASK, summary="[hold pen]", windows={"*": WINDOW}))
+    async with compacting_core(home, model) as h:
+        session, number = await until_prepared(h)
+        with anyio.fail_after(WAIT):
+            await model.held("pen")
+        task = preparing(h, session)
+        assert task is not None
+        await h.store.write(lambda db: db.execute("UPDATE turns SET fence = fence + 1"))
+        model.release("pen")
+        with anyio.fail_after(WAIT):
+            await asyncio.wait({task})
+        assert not await h.store.read(summaries.prepared, session)
+        assert (await h.store.read(usage.of_session, session)).calls == number
+
+
 async def test_a_deleted_conversation_leaves_no_summary(home: Path, model: ScriptedModel) -> None:
     async with compacting_core(home, model) as h:
         session = (await talk(h, 30))[-1].session

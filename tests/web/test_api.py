@@ -12,7 +12,8 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.in_process import WAIT, InProcessGateway, in_process_gateway
 from tests.web.client import call, chat, signed_in
-from tidegate.store import turns
+from tidegate.store import sessions, turns
+from tidegate.values import Inbound, Message
 
 pytestmark = pytest.mark.anyio
 
@@ -78,6 +79,7 @@ async def test_the_api_takes_the_busy_mode_as_a_field(gateway: InProcessGateway,
     assert (steered["how"], steered["turn"]) == ("steered", first["turn"])
     interrupting = await say(gateway, "three", session=first["session"], busy="interrupt")
     assert interrupting["how"] == "interrupting"
+    await ended(gateway, first["turn"])
     model.release("there")
     await ended(gateway, interrupting["turn"])
     assert (await call(gateway, "GET", f"/api/turns/{first['turn']}")).json["state"] == "stopped"
@@ -331,6 +333,30 @@ async def test_a_head_request_does_not_open_a_stream(gateway: InProcessGateway) 
     reply = await call(gateway, "HEAD", f"/api/sessions/{first['session']}/events")
     assert reply.status == 200
     assert reply.headers["Content-Type"].startswith("text/event-stream")
+
+
+async def test_only_a_response_with_the_outcome_fetches_it(gateway: InProcessGateway) -> None:
+    """V18, H11: of a one-shot call that nobody waited for; the response to HEAD has no content."""
+    first = await say(gateway, "one")
+    row = await gateway.store.read(sessions.get, first["session"])
+    assert row is not None
+    one_shot = Inbound(
+        principal=row.principal,
+        channel="http",
+        agent=row.agent,
+        messages=(Message(role="user", text="hello"),),
+        on_disconnect="continue",
+    )
+    path = f"/api/turns/{(await gateway.service.accept(one_shot)).turn}"
+    with anyio.fail_after(WAIT):
+        while gateway.service.turn_log(path.rpartition("/")[2]) is not None:
+            await anyio.sleep(0.001)
+    assert [(await call(gateway, "HEAD", path)).status for _ in range(2)] == [200, 200]
+    reply = await call(gateway, "GET", path)
+    assert reply.status == 200 and reply.json["state"] == "answered"
+    with anyio.fail_after(WAIT):  # it is deleted after the response was sent
+        while (await call(gateway, "GET", path)).status != 404:
+            await anyio.sleep(0.001)
 
 
 async def test_a_wrong_event_id_is_refused(gateway: InProcessGateway) -> None:

@@ -18,7 +18,7 @@ from tidegate.engine.run_queue import RunQueue
 from tidegate.engine.turn_end import Attempt, billing_of
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import start
-from tidegate.errors import ModelFailed, StoreFailed, Superseded, TurnFailed
+from tidegate.errors import EarlierTurnOpen, ModelFailed, StoreFailed, Superseded, TurnFailed
 from tidegate.failures import failure_of
 from tidegate.lifetimes import Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
@@ -49,7 +49,8 @@ class AttemptRunner:
         self._clock = clock
 
     async def run(self, live: LiveTurn) -> Attempt | None:
-        """Starts the turn and runs its handler. Returns None if the turn is left to another attempt or has ended."""
+        """Starts the turn and runs its handler. Returns None if the turn is left to another attempt or has ended.
+        Raises EarlierTurnOpen if the turn cannot start yet."""
         attempt = Attempt()
         live.attach_task()
         live.start_timer(self._turn_seconds)
@@ -80,6 +81,9 @@ class AttemptRunner:
         except Superseded:
             log_superseded(live)
             return None
+        except EarlierTurnOpen:
+            if not live.detach_task():
+                raise
         except Exception as error:
             if self._is_end_of_process(error) and not live.detach_task():
                 await self._park(live, attempt)

@@ -33,7 +33,7 @@ from tidegate.engine.turn_end import (
 )
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import accept
-from tidegate.errors import Conflict, NotFound, Stopping, StoreFailed, Superseded
+from tidegate.errors import Conflict, EarlierTurnOpen, NotFound, Stopping, StoreFailed, Superseded
 from tidegate.failures import failure_of
 from tidegate.lifetimes import Presence, Present, Scope
 from tidegate.log import Log
@@ -51,7 +51,8 @@ TASKS_END_SECONDS = 10.0
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 """Shortest and longest pause, in seconds, between two attempts to store the end of a turn while the store refuses the
-write (usually because the disk is full)."""
+write (usually because the disk is full). The shortest one also separates two attempts to start a turn behind one that
+runs elsewhere."""
 
 LONGEST_POLL = 1.0
 """Longest pause, in seconds, between two reads of a turn that runs in another process."""
@@ -291,14 +292,30 @@ class EmbeddedEngine(Engine):
 
     async def _run(self, record: Present, live: LiveTurn) -> None:
         """Runs a turn and settles it, or leaves it to another attempt. This is the turn's asyncio task."""
-        try:
-            attempt = await self._attempts.run(live)
+        with contextlib.ExitStack() as running:
+            running.callback(self._release, record, live, None)
+            try:
+                attempt = await self._attempts.run(live)
+            except EarlierTurnOpen:
+                if not self._is_closed:
+                    running.pop_all()
+                    self._put_back(record, live)
+                return
             if attempt is not None:
                 await self._settle(live, attempt, partial(self._release, record, live))
             elif not self._is_closed:
                 await self._publish_elsewhere(record, live)
-        finally:
-            self._release(record, live, None)
+
+    def _put_back(self, record: Present, live: LiveTurn) -> None:
+        """Returns a turn to the queue, because an earlier turn of its session runs elsewhere, and tries again after a
+        pause."""
+        self._queue.put_back(record, live)
+
+        async def start_later() -> None:
+            await anyio.sleep(FIRST_PAUSE)
+            self._queue.start_next(record)
+
+        self._scope.start(start_later, name=f"next turn of {live.session}")
 
     async def _publish_elsewhere(self, record: Present, live: LiveTurn) -> None:
         """Publishes the end of a turn that was not ended by an attempt of this process, and releases the turn. If

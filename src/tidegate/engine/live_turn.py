@@ -133,6 +133,7 @@ class LiveTurn:
     def attach_task(self) -> None:
         """Makes a stop cancel the current asyncio task, until `detach_task` is called."""
         self._task = asyncio.current_task()
+        self.is_done = False
 
     def detach_task(self) -> bool:
         """Makes later stops leave the asyncio task alone, because only the end of the turn remains to be stored.

@@ -1,7 +1,8 @@
 """The turns that wait and run in this process, and their slots.
 
-Guarantee: a session runs one turn at a time, in the order in which its turns were added. The sessions whose next turn
-waits for a slot get one in the order in which they asked. A turn is released once.
+Guarantee: a session runs one turn at a time, in the order in which its turns were added; a turn that has to wait for
+one in another process is put back. At most `cap` turns run in a new slot; the sessions whose next turn waits for one
+get it in turn. A turn is released once.
 
 A slot is the permission to run (`Slots`). At most `cap` turns start in a new slot. A turn that waits for a person has
 no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the
@@ -99,6 +100,17 @@ class RunQueue:
         if not record.waiting:
             self._ready.pop(record, None)
         return True
+
+    def put_back(self, record: Present, live: LiveTurn) -> None:
+        """Returns a turn that could not start to its session's queue, at the end: the turn that it has to wait for may
+        be in this queue too. Its slot goes to another session. The caller calls `start_next` after a pause."""
+        self.slots.release(live)
+        live.started_at = None
+        if live.parent is not None:
+            live.parent.children[live.turn] = live
+        record.waiting.append(live)
+        self._presence.turn_ended(record, live)
+        self.fill_slots(live.parent)
 
     def release(self, record: Present, live: LiveTurn) -> None:
         """Drops a turn and frees its slot. The caller then calls `fill_slots`."""

@@ -179,6 +179,7 @@ def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followe
 
 def stop_session(db: Db, session: str, request: StopRequest, now: float) -> list[Settlement]:
     """Stops all turns of a session like `stop_turn`. Returns the settlements of the queued ones."""
+    db.lock("session", session)
     stopped = [stop_turn(db, turn, request, now) for turn in open_turns.ids(db, session)]
     return [each.settlement for each in stopped if each.settlement is not None]
 

@@ -38,6 +38,7 @@ def is_incoming(row: MessageRow) -> bool:
 def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
     """Takes a turn that is in the queue or that an earlier attempt left unfinished. Returns None if the turn has ended,
     and the reason if the turn is to be stopped instead."""
+    db.lock("turn", turn)
     before = turns.get(db, turn)
     session = sessions.get(db, before.session) if before is not None else None
     if before is None or session is None or before.state not in ("queued", "running"):

@@ -6,6 +6,8 @@ status.
 
 from collections.abc import Mapping
 
+import msgspec
+
 from tidegate.config import Config
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight.plugins import FoundPlugins
@@ -13,7 +15,7 @@ from tidegate.lifetimes import Scope
 from tidegate.plugins.host import Deadlines, PluginFailed, Plugins, needed
 from tidegate.plugins.loading import described, place_of
 from tidegate.security import Secret
-from tidegate.tools import Tool, Toolset
+from tidegate.tools import DEFAULT_OWNER, Tool, Toolset
 
 
 async def open_plugins(
@@ -39,7 +41,13 @@ async def open_plugins(
             fault = f"{plugin.status().file}: not all of its tools are made with @tool"
             raise PluginFailed(needed(plugin.use, fault))
         try:
-            toolsets[plugin.name] = Toolset(tools)
+            toolsets[plugin.name] = Toolset(_owned(tool, plugin.name) for tool in tools)
         except Misconfigured as error:
             raise PluginFailed(needed(plugin.use, f"{plugin.status().file}: {error.message}")) from None
     return plugins, toolsets
+
+
+def _owned(tool: Tool, plugin: str) -> Tool:
+    if tool.owner != DEFAULT_OWNER:
+        return tool
+    return msgspec.structs.replace(tool, owner=f"the plug-in {plugin!r}")

@@ -103,7 +103,10 @@ def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -
             f"{declared[0].place}: this is a plug-in of the kind {declared[0].kind}, not a {kind.title}"
         )
     if len(fitting) > 1:
-        raise PluginInvalid(f"{fitting[1].place}: {origin} has more than one plug-in of the kind {use.kind}; keep one")
+        raise PluginInvalid(
+            f"{fitting[1].place}: this is a second plug-in {use.name!r} of the kind {use.kind}; the other one is in "
+            f"{fitting[0].place}; keep one"
+        )
     factory = fitting[0]
     if not isinstance(factory.api, int):
         raise PluginInvalid(f"{factory.place}: its api must be a number, not {factory.api!r}")
@@ -148,10 +151,15 @@ def described(error: BaseException) -> str:
 
 
 def _run_file(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tidegate_plugin_{file.stem.replace('-', '_')}", file)
+    spec = importlib.util.spec_from_file_location(f"tidegate_plugin_{file.stem}", file)
     assert spec is not None and spec.loader is not None  # its name ends with .py
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # where classes with annotations as strings look for them
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
     return module
 
 

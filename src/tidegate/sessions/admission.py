@@ -222,7 +222,9 @@ def _overloaded(what: str) -> Busy:
 def _admit_report(db: Db, /, process: str, **terms: Any) -> Admission | None:
     """Admits the report of a finished process and marks the process as reported, in one step. Returns None if the
     process was already reported."""
-    return admit(db, **terms) if processes.mark_reported(db, process) else None
+    if not processes.mark_reported(db, process):
+        return None
+    return admit(db, **terms)
 
 
 def admit(
@@ -239,6 +241,7 @@ def admit(
 ) -> Admission:
     """Admits a message. With `take`, the engine may start the turn of an idle session in this transaction, which saves
     a second one. `accept` is the engine's method. `uploads` contains the larger media of the messages."""
+    _lock(db, inbound)
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
         return known
@@ -426,6 +429,12 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: f
         receipts.put(db, inbound.principal, kept, turn, now, tools)
 
 
+def _lock(db: Db, inbound: Inbound) -> None:
+    """Locks the session that the message names by its id. A session named otherwise is locked when it is found."""
+    if inbound.session is not None:
+        db.lock("session", inbound.session)
+
+
 def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None, now: float) -> tuple[SessionRow, bool]:
     """Returns the existing session or creates one. If the id of a new session was chosen beforehand, it is passed as
     `id`."""
@@ -440,6 +449,8 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None,
             )
     elif inbound.name is not None:
         row = sessions.live_by_name(db, inbound.principal, inbound.name)
+        if row is not None:
+            db.lock("session", row.id)
     if row is not None:
         if inbound.extra_prompt is not None and not sessions.has_extra(row, inbound.extra_prompt):
             raise Conflict(

@@ -274,6 +274,7 @@ def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: floa
     """Commits the mark and the effect together, so that neither exists without the other. Also deletes a session that
     is to be deleted, if no other hook is pending and every turn is settled. Returns two flags: True if the hook took
     effect, and True if the session was deleted."""
+    db.lock("session", session)
     effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
         write(db)

@@ -93,6 +93,7 @@ class Operations:
         own = "" if agent is None else agent.model
 
         def write(db: Db) -> bool:
+            db.lock("session", row.id)
             held = next((each.value for each in settings.get_all(db, row.id, now) if each.key == MODEL), None)
             if name is not None:
                 settings.put(db, row.id, MODEL, name, "command", now, ends)
@@ -171,6 +172,7 @@ class Operations:
         at = self._clock()
 
         def write(db: Db) -> bool:
+            db.lock("session", session)
             _check_idle(db, session)
             now = sessions.get(db, session)
             old = sessions.prefix(db, now.prefix) if now is not None and now.prefix is not None else fresh.prefix
@@ -274,6 +276,7 @@ def _mid_turn() -> Conflict:
 
 
 def _undo_last(db: Db, session: str, now: float) -> str:
+    db.lock("session", session)
     _check_idle(db, session)
     last = messages.last_turn(db, session)
     if last is None:

@@ -84,7 +84,7 @@ class Sessions:
         self.accept: Callable[[Inbound], Awaitable[Acceptance]] = components.intake.accept
         """Accept a message. When this returns, the message survives a kill."""
         self.wait: Callable[[str], Awaitable[Outcome]] = components.engine.result
-        """Wait until a turn has ended and return its outcome."""
+        """Waits until a turn has ended and returns its outcome."""
 
     # -- following a turn --
 
@@ -99,15 +99,17 @@ class Sessions:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return found
 
-    async def fetch_outcome(self, turn: str, principal: Principal) -> Outcome:
-        """Returns the same as `outcome`, for the caller itself. The outcome of a one-shot call for which nobody waited
-        is kept until it has been fetched in this way."""
-        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, queries.visible_to(principal))
+    async def fetch_outcome(
+        self, turn: str, principal: Principal, deliver: Callable[[Outcome], Awaitable[None]]
+    ) -> None:
+        """Like `outcome`, for the caller itself. The outcome of a one-shot call that nobody waited for is kept until
+        it was delivered in this way to the principal that made the call."""
+        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, principal)
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
+        await deliver(found)
         if is_unfetched:
-            await self._store.write(receipts.forget_outcome, turn)
-        return found
+            await self._store.write(receipts.forget_outcome, principal.id, turn)
 
     async def abandon(self, turn: str) -> None:
         """Stops the turn if its caller requested that and no reader is left. Called when a reader has disconnected."""

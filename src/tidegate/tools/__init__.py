@@ -10,11 +10,12 @@ tool gets the identity of its caller only from its context argument. Code that s
 from tidegate.spool import bound_text
 from tidegate.tools.registry import BUILTIN, ToolRegistry, builtin_toolsets
 from tidegate.tools.services import Delegates, Notes, Recall, Skills, ToolServices
-from tidegate.tools.tool import Effect, Result, Tool, ToolContext, tool
+from tidegate.tools.tool import DEFAULT_OWNER, Effect, Result, Tool, ToolContext, tool
 from tidegate.tools.toolset import Toolset
 
 __all__ = [
     "BUILTIN",
+    "DEFAULT_OWNER",
     "Delegates",
     "Effect",
     "Notes",

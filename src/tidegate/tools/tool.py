@@ -89,6 +89,9 @@ class ToolContext(Frozen, frozen=True):
 
 Run = Callable[[ToolContext, str], Awaitable[str | Result]]
 
+DEFAULT_OWNER = "built-in"
+"""The owner of a tool that names none. It is replaced if the tool comes from a plug-in."""
+
 
 class Tool(Frozen, frozen=True):
     """A tool that an agent can call. `run` accepts the context and the model's argument text (JSON).
@@ -110,7 +113,7 @@ class Tool(Frozen, frozen=True):
     output_bytes: int | None = None
     contained: bool = False
     long_results: bool = False
-    owner: str = "built-in"
+    owner: str = DEFAULT_OWNER
 
     @property
     def name(self) -> str:
@@ -136,7 +139,7 @@ def tool(
     output_bytes: int | None = None,
     contained: bool = False,
     long_results: bool = False,
-    owner: str = "built-in",
+    owner: str = DEFAULT_OWNER,
     name: str | None = None,
 ) -> Callable[[Callable[..., Awaitable[str | Result]]], Tool]:
     """Makes a `Tool` from `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. A tool that only

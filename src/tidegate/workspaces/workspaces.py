@@ -509,6 +509,7 @@ def _kept(enforced: Mapping[str, str]) -> str:
 
 def _claim(db: Db, row: WorkspaceRow) -> None:
     """Records the session's workspace. A shell saved with another backend is discarded."""
+    db.lock("session", row.session)
     before = workspaces.get(db, row.session)
     workspaces.put(db, session=row.session, backend=row.backend, folder=row.folder, project=row.project)
     if before is not None and before.backend != row.backend:

@@ -1,10 +1,13 @@
 """Imports and checks the plug-ins that the configuration uses, before a start. No plug-in is made or started.
 
 If a plug-in is broken and an agent cannot work without it, that is an error, which names the agents. Any other broken
-plug-in is a warning, and the gateway starts without it. If no plug-in has the configured name, that is always an error.
+plug-in is a warning, and the gateway starts without it. A plug-in that every user of the machine can change is a
+warning, too. If no plug-in has the configured name, that is always an error.
 """
 
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from tidegate.config import FILE_NAME, Config
@@ -44,7 +47,13 @@ def find_plugins(config: Config) -> FoundPlugins:
     uses = tuple(plugin_uses(config))
     for use in uses:
         try:
-            loaded.append(load(use, config.home))
+            found = load(use, config.home)
+            loaded.append(found)
+            if _is_open_to_all(found.file):
+                warnings.append(
+                    f"{found.file}: every user of this machine can change this plug-in, which runs with the gateway's "
+                    f"permissions; chmod o-w {found.file}"
+                )
         except PluginInvalid as error:
             if not error.found and use.kind == "toolset":
                 unknown.append(use.name)
@@ -57,6 +66,13 @@ def find_plugins(config: Config) -> FoundPlugins:
                     f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}; repair it"
                 )
     return FoundPlugins(uses, tuple(loaded), tuple(errors), tuple(warnings), tuple(unknown))
+
+
+def _is_open_to_all(file: str) -> bool:
+    try:
+        return bool(Path(file).stat().st_mode & stat.S_IWOTH)
+    except OSError:  # a package that is not a file
+        return False
 
 
 def _agents(config: Config, toolset: str) -> tuple[str, ...]:

@@ -83,14 +83,15 @@ def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float) -> None:
     )
 
 
-def is_unfetched(db: Db, turn: str) -> bool:
-    """True if the turn's outcome is stored only until it is fetched."""
-    return db.execute("SELECT 1 FROM receipts WHERE turn = ? AND source = ?", (turn, _UNFETCHED)).get is not None
+def is_unfetched(db: Db, principal: str, turn: str) -> bool:
+    """True if the turn's outcome is stored only until this principal has fetched it."""
+    found = "SELECT 1 FROM receipts WHERE principal = ? AND source = ? AND key = ?"
+    return db.execute(found, (principal, _UNFETCHED, turn)).get is not None
 
 
-def forget_outcome(db: Db, turn: str) -> None:
-    """Deletes an outcome that was stored only until it was fetched."""
-    db.execute("DELETE FROM receipts WHERE turn = ? AND source = ?", (turn, _UNFETCHED))
+def forget_outcome(db: Db, principal: str, turn: str) -> None:
+    """Deletes an outcome that was stored only until this principal had fetched it."""
+    db.execute("DELETE FROM receipts WHERE principal = ? AND source = ? AND key = ?", (principal, _UNFETCHED, turn))
 
 
 def of_task(turn: str, step: str, digest: bytes) -> Receipt:

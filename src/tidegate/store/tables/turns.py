@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.errors import Conflict, NotFound, Superseded
+from tidegate.errors import Conflict, EarlierTurnOpen, NotFound, Superseded
 from tidegate.store.interface import Db
 from tidegate.store.rows import (
     ParentTurn,
@@ -44,6 +44,10 @@ _NOT_WAITING = (
     "(NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
     " AND NOT EXISTS (SELECT 1 FROM turns AS task WHERE task.within = turns.id"
     " AND task.state IN ('queued', 'running')))"
+)
+_NONE_EARLIER = (
+    "NOT EXISTS (SELECT 1 FROM turns AS earlier WHERE earlier.session = turns.session"
+    " AND earlier.number < turns.number AND earlier.state IN ('queued', 'running'))"
 )
 
 
@@ -163,11 +167,12 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     positions and the names in-0, in-1, …. If it is resumed after a crash, its attempt counter is raised, but its
     messages are not touched; `messages.place_steered` handles messages accepted in the meantime. A turn that was
     waiting for a person or a delegated task cannot have caused the crash, so its counter is not raised and it may wait
-    through any number of restarts."""
+    through any number of restarts. Raises EarlierTurnOpen if an earlier turn of the session has not ended, wherever it
+    waits or runs."""
     db.lock("turn", id)
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, fence = fence + 1, started = ?, state = 'running'"
-        f" WHERE id = ? AND state = 'queued' RETURNING {COLUMNS}",
+        f" WHERE id = ? AND state = 'queued' AND {_NONE_EARLIER} RETURNING {COLUMNS}",
         (now, id),
     ).get
     queued = found is not None
@@ -178,7 +183,7 @@ def take(db: Db, id: str, now: float) -> TurnRow:
             (id,),
         ).get
     if found is None:
-        raise _not_open(db, id)
+        raise _not_taken(db, id)
     turn = row_of(found)
     live = db.execute(
         "UPDATE sessions SET version = version + 1, active = CASE WHEN active < ?1 THEN ?1 ELSE active END"
@@ -393,9 +398,12 @@ def refusal(db: Db, session: str) -> Conflict | NotFound:
     return Conflict("The session has ended; start a new one.", code="session_ended")
 
 
-def _not_open(db: Db, id: str) -> Conflict | NotFound:
-    if db.execute("SELECT 1 FROM turns WHERE id = ?", (id,)).get is None:
+def _not_taken(db: Db, id: str) -> Conflict | NotFound | EarlierTurnOpen:
+    state = db.execute("SELECT state FROM turns WHERE id = ?", (id,)).get
+    if state is None:
         return NotFound("There is no such turn.")
+    if state == "queued":
+        return EarlierTurnOpen()
     return Conflict("The turn has already ended.", code="turn_ended")
 
 
