@@ -59,7 +59,7 @@ class StartedTurn(Frozen, frozen=True):
 
 
 class Handler(Protocol):
-    """What a turn does. An engine calls this for each attempt to run a turn."""
+    """The work of a turn. An engine calls it for each attempt to run a turn."""
 
     async def __call__(self, turn: Turn, taken: TakenTurn, /) -> None: ...
 

@@ -145,7 +145,7 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
 
 
 class Stopped(NamedTuple):
-    """What a request to stop has done: whether the turn was open, and the settlement if it was queued."""
+    """The effect of a request to stop: whether the turn was open, and the settlement if it was queued."""
 
     is_open: bool
     settlement: Settlement | None = None

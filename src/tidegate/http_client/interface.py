@@ -1,4 +1,4 @@
-"""What callers of an HTTP client see: targets, responses, timeouts and failures.
+"""The values and protocols for callers of the HTTP client: targets, responses, timeouts and failures.
 
 A caller reaches a server only through the protocol `Transport`, so an implementation sees all of its traffic. Nothing
 here needs an HTTP library.

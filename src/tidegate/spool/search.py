@@ -67,7 +67,7 @@ def _search_result(path: Path, query: ResultQuery) -> str:
 
 
 class _Room:
-    """What is left of the limits of a search. After the search, `next` is the byte to continue from, or None if
+    """The remaining limits of a search. After the search, `next` is the byte to continue from, or None if
     everything was searched, and `late` is true if the time ran out."""
 
     def __init__(self, limit: int, max_bytes: int, seconds: float) -> None:

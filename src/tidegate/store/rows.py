@@ -127,7 +127,7 @@ class TurnRow(Row, frozen=True):
 
 
 class TurnNews(NamedTuple):
-    """What others have stored for a running turn: a request to stop it, and whether steered messages wait."""
+    """News that others have stored for a running turn: a request to stop it, and whether steered messages wait."""
 
     stopping: StopRequest | None
     is_steered: bool

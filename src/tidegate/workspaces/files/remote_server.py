@@ -86,12 +86,12 @@ _CLASSES = {
     "space": r"\s", "upper": "A-Z", "word": r"\w", "xdigit": "0-9A-Fa-f",
 }  # fmt: skip
 _DIFFERENT = re.compile(r"\\.|\[:(\^?\w+):\]|\{(?=,)", re.DOTALL)
-"""What Python reads differently from the engine that has accepted the pattern."""
+"""Syntax that Python reads differently from the engine that has accepted the pattern."""
 
 
 class _PythonPattern:
     """A pattern that RE2 has accepted, for machines that have only Python's engine. It finds the same lines, except
-    that case is ignored in ASCII letters only. What Python does not have is refused."""
+    that case is ignored in ASCII letters only. Syntax that Python does not have is refused."""
 
     whole_lines = True
 
