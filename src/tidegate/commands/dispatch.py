@@ -1,8 +1,9 @@
-"""The registry of slash commands.
+"""The dispatch of slash commands to their handlers.
 
-Each command is one value with its name, aliases, help, arguments, cost, availability, permission and handler. Names and
-aliases are unique. `/help`, the completion on the chat page and the documentation are generated from these values. An
-unknown command is never sent to a model; the reply suggests the closest match.
+Commands are defined in the modules beside this one, each in its `COMMANDS`. A command is one value with its name,
+aliases, help, arguments, cost, availability, permission and handler. Names and aliases are unique. `/help`, the
+completion on the chat page and the documentation are generated from these values. An unknown command is never sent to a
+model; the reply suggests the closest match.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
