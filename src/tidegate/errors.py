@@ -20,17 +20,17 @@
     └── StoreFailed               the store cannot serve the request now
         ├── StoreBusy               too many requests are waiting, or this one took too long; try again in a moment
         ├── StoreFull               the disk is full; reads still work
-        ├── DiskFailed              another disk error, which the message names; check the disk
+        ├── DiskFailed              another disk error, named in the message; check the disk
         ├── StoreLost               the database file was removed or replaced while open; restart the gateway
         ├── StoreDamaged            part of the database cannot be decoded; restore a backup
-        └── StoreNewer              the database was written by a newer version, and is left untouched
+        └── StoreNewer              the database was written by a newer version and is left untouched
 
     HookPostponed                 a slow end hook logged a problem; run it again later
     Superseded                    this attempt no longer holds its turn; stop, and write nothing more
     EarlierTurnOpen               an earlier turn of the session has not ended; take this turn later
 
-Every message is one sentence that says what to do. Errors of other libraries are mapped to this tree where the library
-is called.
+Every message is one sentence that says what to do. Errors from other libraries are mapped to this tree where the
+library is called.
 """
 
 from typing import Literal

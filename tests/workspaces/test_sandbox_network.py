@@ -221,7 +221,10 @@ async def test_without_the_programs_for_it_a_network_is_refused_with_what_to_ins
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("rules", lambda _: "nonsense", "nft: .*nonsense"), ("_OPTIONS", ("--nonsense",), "pasta: .*nonsense")],
+    [
+        ("rules", lambda _: "nonsense", r"nft failed \(.*nonsense"),
+        ("_OPTIONS", ("--nonsense",), r"pasta failed \(.*nonsense"),
+    ],
 )
 async def test_without_network_rules_or_helper_there_is_no_sandbox(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str

@@ -88,7 +88,7 @@ class Commands:
         for command in self._ordered:
             for name in (command.name, *command.aliases):
                 if name in self._commands:
-                    raise Misconfigured(f"Two commands are called /{name}: rename one of them.")
+                    raise Misconfigured(f"Two commands are named /{name}; rename one of them.")
                 self._commands[name] = command
 
     def catalogue(self) -> list[CommandInfo]:

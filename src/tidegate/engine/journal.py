@@ -1,12 +1,12 @@
 """The journal of one turn in the store. This is the embedded engine's implementation of `Turn`.
 
 Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent of
-a step with an effect is committed before the step runs; an intent without a row is never run again unless the step is
-repeatable. The row that ends the turn is held back and committed together with the end (`final_row`). A call with an
-effect is recorded in the audit log, in the transactions of its intent and of its result. Each transaction first checks
-the fence of the turn, so an attempt writes nothing once another attempt has taken the turn. The same statement reads
-the news for the turn: a request to stop it, or steered messages. They are acted on after the commit, so they are
-noticed even if nobody wakes the turn.
+a step with an effect is committed before the step runs; a step with an intent but no row is never run again unless it
+is repeatable. The row that ends the turn (`final_row`) is held back and committed together with the end. A call with an
+effect is recorded in the audit log, in the same transactions as its intent and its result. Each transaction first
+checks the turn's fence, so an attempt writes nothing once another attempt has taken the turn. The same statement reads
+whether the turn has been asked to stop and whether steered messages are waiting. The turn acts on both after the
+commit, so it notices them even if nothing wakes it.
 """
 
 import asyncio

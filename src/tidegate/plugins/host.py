@@ -153,8 +153,7 @@ class Plugin:
     async def _bounded(
         self, scope: Scope, work: Callable[[], Awaitable[Any]], what: str, seconds: float, place: str
     ) -> Any:
-        """Awaits one call of the plug-in within its deadline. A call that ignores its cancellation is left to the
-        scope."""
+        """Awaits a call to the plug-in for at most `seconds`. The scope takes over calls that ignore cancellation."""
         task = scope.start(_caught, work, name=f"{what} {self.name}")
         try:
             done, _ = await asyncio.wait({task}, timeout=seconds)

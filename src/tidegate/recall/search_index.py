@@ -89,7 +89,7 @@ class PluginIndex:
         return found
 
     async def feed(self) -> int:
-        """Sends new messages to the index and returns their number. A batch that the index does not accept is sent
+        """Sends new messages to the index and returns how many it accepted. A batch that it does not accept is sent
         again later."""
         index: SearchIndex | None = self._plugin.object
         fed = 0

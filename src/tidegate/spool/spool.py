@@ -58,7 +58,7 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """The spool of a gateway. `cores` are the CPU cores available to its child processes, which process media."""
+    """The gateway's spool. Media is processed in child processes, which run on the CPU cores in `cores`."""
 
     def __init__(
         self,

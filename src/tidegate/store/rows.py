@@ -127,7 +127,7 @@ class TurnRow(Row, frozen=True):
 
 
 class TurnNews(NamedTuple):
-    """News that others have stored for a running turn: a request to stop it, and whether steered messages wait."""
+    """Updates stored for a running turn: a request to stop it, if any, and whether steered messages are waiting."""
 
     stopping: StopRequest | None
     is_steered: bool

@@ -1,6 +1,6 @@
 """HTTP: the APIs, the chat page, health and metrics.
 
-`create_app` builds the application from the packages below it; `Server` serves it on a bound socket inside a scope.
+`create_app` builds the application from the subpackages; `Server` serves it on a bound socket inside a scope.
 Other packages use only the names exported here.
 """
 

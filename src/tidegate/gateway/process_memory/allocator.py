@@ -95,7 +95,8 @@ def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def trim(least: int = _TRIM_ABOVE) -> bool:
-    """Returns the C library's free memory to the system if it amounts to at least `least` bytes."""
+    """Releases the C library's free memory to the system if there are at least `least` bytes of it. Returns whether any
+    was released."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is None or native_free() < least:
         return False

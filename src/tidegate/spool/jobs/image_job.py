@@ -111,7 +111,7 @@ def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, i
             if len(data := _encode_as(flat, "JPEG", quality=quality)) <= most:
                 return "image/jpeg", image.size, data
         side = int(side * _SMALLER)
-    raise ImageRefused(f"cannot be scaled down to {most} bytes")
+    raise ImageRefused(f"is larger than {most} bytes even when scaled down")
 
 
 def _flatten(image: Any) -> Any:

@@ -115,7 +115,7 @@ def _refuse_second(path: Path) -> None:
     finally:
         os.close(descriptor)
     if kind != fcntl.F_UNLCK:
-        raise StoreFailed(f"Another process (pid {pid}) has {path} open; end it first, then start the gateway.")
+        raise StoreFailed(f"Another process (pid {pid}) has {path} open; stop it, then start the gateway.")
 
 
 def _examine(path: Path) -> str | None:

@@ -1,10 +1,10 @@
 """The audit log: actor, action, subject and outcome of each security event. The log contains ids and digests, never
 content.
 
-A row is appended in the transaction of the event that it records, so that neither exists without the other. Rows are
-never changed, are removed only after their retention (triggers of the table enforce both), and outlive the session they
-name; their ids are consecutive. Digests are keyed with a random key of this database: equal inputs have equal digests,
-and an input cannot be guessed from its digest.
+Each row is appended in the same transaction as the event it records, so neither is committed without the other. Rows
+are never changed, and are removed only after their retention period; table triggers enforce both. They outlive the
+session they refer to, and their ids are consecutive. Digests are keyed with a random key specific to this database:
+equal inputs have equal digests, and an input cannot be guessed from its digest.
 """
 
 import hashlib

@@ -136,7 +136,8 @@ def by_name(db: Db, session: str, name: str) -> ProcessRow | None:
 
 
 def of_session(db: Db, session: str, *, principal: str | None, limit: int = LISTED) -> list[ProcessRow]:
-    """Returns the session's processes, the latest first; `principal=None` is for the gateway and its operator."""
+    """Returns the session's processes, latest first. With `principal=None`, which only the gateway and its operator may
+    use, ownership is not checked."""
     whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session"

@@ -48,7 +48,9 @@ def save_shell(db: Db, session: str, state: bytes) -> bool:
     """Saves the state of the shell, which is opaque here. Returns False if there is no live workspace."""
     db.lock("session", session)
     if len(state) > SHELL_BYTES:
-        raise Refused(f"The shell's environment and functions take more than {SHELL_BYTES} bytes; unset some of them.")
+        raise Refused(
+            f"The shell's environment and functions take up more than {SHELL_BYTES} bytes; unset some of them."
+        )
     body, packed = compress(state)
     saved = db.execute(
         "UPDATE workspaces SET shell_state = ?, packed = ? WHERE session = ? AND state = 'live' RETURNING 1",

@@ -179,7 +179,7 @@ def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
     if is_present(request.audio):
         raise Refused("Answers are text only; leave out `audio`.", param="audio")
     if any(modality != "text" for modality in request.modalities or ()):
-        raise Refused("Answers are text only; the only supported modality is `text`.", param="modalities")
+        raise Refused('Answers are text only; set `modalities` to `["text"]` or leave it out.', param="modalities")
     if is_present(request.web_search_options):
         raise Refused(
             "Agents search the web with their own tools; leave out `web_search_options`.",

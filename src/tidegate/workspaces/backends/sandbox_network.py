@@ -180,7 +180,7 @@ async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None
                 output = (await child.read_state()).decode(errors="replace").split("\n")
                 reason = "; ".join(line.strip() for line in output if line.strip())[:OUTPUT_CHARACTERS]
                 raise ToolFailed(
-                    f"Commands cannot be given network access: {name}: {reason or 'no reason given'}."
+                    f"Commands cannot be given network access: {name} failed ({reason or 'no output'})."
                 ) from None
     except TimeoutError:
         raise ToolFailed(

@@ -120,8 +120,8 @@ def _confine() -> None:
 
 
 def _table(architecture: _Architecture) -> bytes:
-    """Builds the filter. Refused calls return ENOSYS, as in a kernel without them, so that programs fall back to other
-    calls."""
+    """Builds the filter. Blocked system calls fail with ENOSYS, as on a kernel that lacks them, so that programs fall
+    back to others."""
     refuse = _instruction(_RETURN, _ERRNO | errno.ENOSYS)
     parts = [
         _instruction(_LOAD, _AUDIT),

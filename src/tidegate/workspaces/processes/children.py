@@ -129,7 +129,7 @@ class ChildProcess:
             raise ToolFailed("It accepts no more input: it has closed its input, or has ended.") from None
 
     def post(self, data: bytes) -> None:
-        """Writes a few bytes without waiting; they are lost if the child no longer reads."""
+        """Writes a few bytes without waiting; they are lost if the child is no longer reading."""
         if self._input is not None and not self._input.is_closing():
             self._input.write(data)
 

@@ -54,7 +54,7 @@ async def listed(files: Files, path: str = ".", glob: str = "", recursive: bool 
 
 
 def left_out(names: tuple[str, ...]) -> list[str]:
-    """Returns the line about hidden names that were left out, or an empty list if there were none."""
+    """Returns a list with one line about the hidden names that were left out, or an empty list if there were none."""
     if not names:
         return []
     return [f"[left out: {', '.join(map(printable, names))}; hidden=true includes them]"]
