@@ -89,7 +89,7 @@ def test_a_note_says_who_wrote_it_by_the_name_that_people_know(db: apsw.Connecti
 
 
 def test_there_is_a_bound_and_the_refusal_says_what_to_do(db: apsw.Connection) -> None:
-    with pytest.raises(TooLarge, match="shorten it"):
+    with pytest.raises(TooLarge, match="Shorten it"):
         put(db, "é" * (notes.NOTE_BYTES // 2 + 1))
     first = put(db, "x" * 60, most=100)
     with pytest.raises(TooLarge, match=r"60 of 100 bytes.*Forget a note, or replace"):

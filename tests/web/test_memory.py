@@ -95,7 +95,7 @@ async def test_notes_are_edited_as_text_and_a_concurrent_edit_is_refused(h: InPr
     assert unknown.status == 404
     assert sorted(await texts(h)) == ["one", "two"]
     long = await call(h, "POST", "/api/memory", json={"text": "x" * (notes.NOTE_BYTES + 1)})
-    assert long.status == 413 and "shorten" in long.error["message"]
+    assert long.status == 413 and "Shorten" in long.error["message"]
     assert (await call(h, "POST", "/api/memory", json={"text": " "})).error["param"] == "text"
 
 
