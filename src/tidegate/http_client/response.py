@@ -125,6 +125,11 @@ class Response:
         if self.on_close is not None:
             self.on_close()
 
+    def discard(self) -> None:
+        """Closes the response and its connection."""
+        self._reusable = False
+        self.close()
+
     async def _wait(self) -> None:
         """Waits until there is something for the reader."""
         self._waiter = self._loop.create_future()
@@ -291,7 +296,7 @@ class CompressedResponse:
         except BrokenEncoding as error:
             self._broken = str(error)
         if self._broken:
-            self._response.close()
+            self._response.discard()
             raise ConnectionFailed("foreign", self._broken)
         await asyncio.sleep(0)  # decoding took time: let others go on
         return decoded
