@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from tidegate.http_client.decoding import BrokenEncoding, Decoder
-from tidegate.http_client.interface import ConnectionFailed, Timeouts, Trouble
+from tidegate.http_client.interface import ConnectionFailed, DeliveryByReading, Timeouts, Trouble
 
 if TYPE_CHECKING:
     from tidegate.http_client.connection import Connection
@@ -33,13 +33,13 @@ pieces of a body."""
 _CONTINUE, _OK = 100, 200
 
 
-class Response:
+class Response(DeliveryByReading):
     """The response to one request. Read it to its end, then close it, so that its connection can be reused. `on_close`
     is called once, when it is closed. httptools calls the methods `on_…`."""
 
     __slots__ = (
-        "_arrived", "_bytes", "_closed", "_connection", "_count", "_due", "_failure", "_framing", "_idle", "_loop",
-        "_parser", "_patience", "_paused", "_pieces", "_reusable", "_timer", "_waiter",
+        "_arrived", "_bytes", "_closed", "_connection", "_consume", "_count", "_due", "_failure", "_framing", "_idle",
+        "_loop", "_parser", "_patience", "_paused", "_pieces", "_reusable", "_timer", "_waiter",
         "begun", "complete", "headers", "on_close", "sent", "status",
     )  # fmt: skip
 
@@ -65,7 +65,8 @@ class Response:
         self._reusable = False
         self._failure: ConnectionFailed | None = None
         self._patience, self._idle = waits.first_byte, waits.idle
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool | Exception] | None = None
+        self._consume: Callable[[bytes], bool] | None = None
         self._due = self._loop.time() + patience
         """When the server will have been silent for too long; 0 while nobody is waiting."""
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._look)
@@ -92,23 +93,37 @@ class Response:
         """Returns the part of the body that arrived since the last read. If there is none, waits for more. Returns b""
         at the end."""
         if not self._pieces and not self.complete and self._failure is None:
-            self._due = self._loop.time() + self._patience
-            if self._timer is None or self._timer.when() > self._due:
-                self._start_timer()
+            self._expect(self._patience)
             await self._wait()
         if self._pieces:
-            received = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._pieces.clear()
-            self._bytes = 0
-            if self._paused:
-                self._paused = False
-                self._connection.transport.resume_reading()
-            self._patience = self._idle
-            return received
+            return self._take()
         if self._failure is None:
             return b""
         self.close()
         raise self._error()
+
+    async def deliver(self, consume: Callable[[bytes], bool]) -> None:
+        if self._pieces and consume(self._take()):
+            return
+        if not self.complete and self._failure is None:
+            self._expect(self._patience)
+            self._consume = consume
+            ended = await self._wait()
+            if isinstance(ended, Exception):
+                raise ended
+            if ended:
+                return
+        await super().deliver(consume)
+
+    def _take(self) -> bytes:
+        received = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._bytes = 0
+        if self._paused:
+            self._paused = False
+            self._connection.transport.resume_reading()
+        self._patience = self._idle
+        return received
 
     def close(self) -> None:
         """Returns the connection to the pool if the response is complete; otherwise closes it. A second call has no
@@ -130,18 +145,37 @@ class Response:
         self._reusable = False
         self.close()
 
-    async def _wait(self) -> None:
-        """Waits until there is something for the reader."""
+    async def _wait(self) -> bool | Exception:
+        """Waits until there is something for the reader. Returns True if its consumer wants no more, or the consumer's
+        error."""
         self._waiter = self._loop.create_future()
         try:
-            await self._waiter
+            return await self._waiter
         finally:
-            self._waiter = None
+            self._waiter = self._consume = None
             self._due = 0.0
 
-    def _wake(self) -> None:
+    def _wake(self, ended: bool | Exception = False) -> None:
+        self._consume = None
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(ended)
+
+    def _pass_on(self, consume: Callable[[bytes], bool]) -> None:
+        """Passes what has arrived to the consumer."""
+        try:
+            ended: bool | Exception = bool(self._pieces) and consume(self._take())
+        except Exception as error:  # `deliver` raises it
+            ended = error
+        if ended or self.complete:
+            self._wake(ended)
+        else:
+            self._expect(self._patience)
+
+    def _expect(self, patience: float) -> None:
+        """Sets how long the server may be silent from now on."""
+        self._due = self._loop.time() + patience
+        if self._timer is None or self._timer.when() > self._due:
+            self._start_timer()
 
     def _error(self) -> ConnectionFailed:
         """Returns a new error: the one that is kept must not refer to frames of a reader."""
@@ -183,7 +217,10 @@ class Response:
                 self._fail("foreign", str(error))
         if self._bytes > before or self.begun != begun or self.complete:
             self._framing = 0
-            self._wake()
+            if self._consume is None:
+                self._wake()
+            else:
+                self._pass_on(self._consume)
         else:
             self._framing += len(data)
             if self._framing > FRAMING_BYTES:
@@ -237,7 +274,7 @@ class Response:
             return
         self._pieces.append(data)
         self._bytes += len(data)
-        if self._bytes > READ_AHEAD_BYTES and not self._paused:
+        if self._bytes > READ_AHEAD_BYTES and not self._paused and self._consume is None:
             self._paused = True
             self._connection.transport.pause_reading()
 
@@ -260,7 +297,7 @@ def _refusal(status: int, headers: dict[str, str]) -> str:
     return ""
 
 
-class CompressedResponse:
+class CompressedResponse(DeliveryByReading):
     """A response whose body is decompressed while it is read, one piece at a time."""
 
     __slots__ = ("_broken", "_decoder", "_response")
