@@ -33,8 +33,8 @@ from tidegate.engine.turn_end import (
 )
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import accept
+from tidegate.error_mapping import failure_of
 from tidegate.errors import Conflict, EarlierTurnOpen, NotFound, Stopping, StoreFailed, Superseded
-from tidegate.failures import failure_of
 from tidegate.lifetimes import Presence, Present, Scope
 from tidegate.log import Log
 from tidegate.status_report import EngineStats

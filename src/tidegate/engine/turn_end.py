@@ -25,8 +25,8 @@ from tidegate.agent import interrupted, missing, not_run
 from tidegate.engine.interface import TakenTurn
 from tidegate.engine.journal import Billing, Journal, bill, commit_row, record_call
 from tidegate.engine.live_turn import LiveTurn
+from tidegate.error_mapping import stopped_failure
 from tidegate.errors import Conflict
-from tidegate.failures import stopped_failure
 from tidegate.store import (
     Db,
     MessageRow,
