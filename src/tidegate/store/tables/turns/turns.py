@@ -232,11 +232,12 @@ def request_stop(db: Db, id: str, request: StopRequest) -> TurnState | None:
 
 def park(db: Db, id: str, fence: int) -> bool:
     """Records that the running turn was paused on purpose between two steps, to continue at the next startup. This
-    attempt does not count towards the limit of attempts. Returns False if the turn is not running, or was taken by
-    another attempt."""
+    attempt does not count towards the limit of attempts. If the turn waits for a person or a task, the attempt that
+    takes the turn is not counted instead (`take`). Returns False if the turn is not running, or was taken by another
+    attempt."""
     db.lock("turn", id)
     parked = db.execute(
-        "UPDATE turns SET attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END"
+        f"UPDATE turns SET attempts = attempts - CASE WHEN attempts > 0 AND {_NOT_WAITING} THEN 1 ELSE 0 END"
         " WHERE id = ? AND fence = ? AND state = 'running' RETURNING 1",
         (id, fence),
     ).get
