@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import apsw
 import pytest
@@ -11,11 +11,17 @@ import pytest
 from tests.store.rows import ask, new_session, new_turn
 from tidegate.engine import StartedTurn
 from tidegate.engine.turn_start import start
-from tidegate.store import approvals, migrations, turns
+from tidegate.store import approvals, intents, migrations, turns
 from tidegate.store.sqlite.connections import connect
 
-End = Literal["killed at work", "killed while waiting", "stopped at work", "stopped while waiting"]
-ENDS: tuple[End, ...] = ("killed at work", "killed while waiting", "stopped at work", "stopped while waiting")
+End = Literal[
+    "killed at work",
+    "killed while waiting",
+    "killed while waiting, with another tool at work",
+    "stopped at work",
+    "stopped while waiting",
+]
+ENDS: tuple[End, ...] = get_args(End)
 
 
 @pytest.fixture
@@ -34,19 +40,23 @@ def interruptions(db: apsw.Connection, turn: str, ends: tuple[End, ...]) -> int:
         started = start(db, turn, 2.0)
         assert isinstance(started, StartedTurn)
         approvals.cancel_turn(db, turn, 2.0)  # its question is answered, if it has asked one
+        intents.clear_turn(db, turn)
         if number == len(ends):
             turns.settle(db, turn, state="answered", now=3.0)
             return started.taken.interruptions
         if "waiting" in ends[number]:
-            ask(db, "s_1", f"q_{turn}_{number}", turn=turn)
+            asked = ask(db, "s_1", f"q_{turn}_{number}", turn=turn)
+            intents.begin(db, turn, asked.step or "", "ask_user", 2.0, read_only=True, repeatable=True)
+        if "another tool" in ends[number]:
+            intents.begin(db, turn, f"tool-{number}-1", "terminal", 2.0, read_only=False, repeatable=False)
         if "stopped" in ends[number]:
             assert turns.park(db, turn, started.taken.turn.fence)
     raise AssertionError
 
 
 def test_only_an_end_of_the_process_that_interrupted_its_work_counts(db: apsw.Connection) -> None:
-    """S17, S29, F1: a kill or a stop while the turn waits for a person does not count, an orderly stop never does; and
-    none of them makes an earlier interruption forgotten."""
+    """S17, S29, F1: a kill while the turn only waits for a person does not count, an orderly stop never does; and none
+    of them makes an earlier interruption forgotten."""
     ways = [ends for length in range(5) for ends in itertools.product(ENDS, repeat=length)]
     counted = {ends: interruptions(db, f"t_{number}", ends) for number, ends in enumerate(ways)}
-    assert counted == {ends: ends.count("killed at work") for ends in ways}
+    assert counted == {ends: sum("killed" in end and end.endswith("at work") for end in ends) for ends in ways}
