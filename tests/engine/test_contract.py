@@ -504,15 +504,14 @@ async def test_whenever_an_engine_dies_another_one_has_the_outcome_of_a_one_shot
     await begin_one_shot(store, "s_once")
     async with AsyncExitStack() as stack:
         second = await stack.enter_async_context(worker(store, permits))
-        async with anyio.create_task_group() as group:
-            async with worker(store, permits) as first:
-                await first.accept("t_1", session="s_once")
-                await permits.steps("t_1", 1)
-                group.start_soon(events, first, "t_1")
+        async with anyio.create_task_group() as group, worker(store, permits) as first:
+            await first.accept("t_1", session="s_once")
+            await permits.steps("t_1", 1)
+            group.start_soon(events, first, "t_1")
+            await anyio.lowlevel.checkpoint()
+            permits.give("t_1")
+            for _ in range(moments):
                 await anyio.lowlevel.checkpoint()
-                permits.give("t_1")
-                for _ in range(moments):
-                    await anyio.lowlevel.checkpoint()
         second.engine.submit("s_once", "t_1")
         outcome = await second.result("t_1")
         assert (outcome.state, outcome.text) == ("answered", "step 0")
