@@ -82,8 +82,8 @@ def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float, until: fl
     it: whoever gets the outcome may lose it on the way and ask again."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, outcome)"
-        " VALUES(?, ?, ?, x'', ?, ?, ?, ?)",
-        (principal, _OUTCOME, outcome.turn, outcome.turn, now, until, encode(outcome)),
+        " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+        (principal, _OUTCOME, outcome.turn, b"", outcome.turn, now, until, encode(outcome)),
     )
 
 
