@@ -1,10 +1,9 @@
 """Provider formats: the interface of a format, and the choice of one for a model.
 
 To add a format, write a package next to `openai` and `anthropic` with a class that satisfies `Format`, name its `api`
-in `config/settings.py`, and return it from `format_for`. `openai/responses.py` and `openai/responses_answer.py` are a
-complete example: requests and answers of one API.
-
-A format belongs to one configured model and holds nothing per conversation.
+in `config/tables/models.py`, and return it from `format_for`. `openai/responses.py` and `openai/responses_answer.py`
+are a complete example: requests and answers of one API. A format belongs to one configured model and holds nothing per
+conversation.
 """
 
 from collections.abc import Callable, Mapping
