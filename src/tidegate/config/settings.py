@@ -1,7 +1,7 @@
 """All settings, each declared in one place with its name, type, default, validation rule and documentation.
 
-Values are immutable. The validation in `load` and `docs/configuration.md` are derived from the same declarations, so
-they cannot disagree.
+Values are immutable. Both the validation in `load` and the page `docs/configuration.md` are derived from these
+declarations, so they cannot disagree.
 """
 
 import ipaddress
@@ -85,16 +85,16 @@ class ServerSettings(Frozen, frozen=True):
     ] = "127.0.0.1"
     port: Annotated[int, Integer(0, 65535), "Port to listen on; 0 is any free port."] = 8420
     tls_cert: Annotated[str | None, FilePath(), "Certificate chain (PEM), relative to the home folder."] = None
-    tls_key: Annotated[str | None, FilePath(), "Private key of the certificate (PEM), relative to the home folder."] = (
+    tls_key: Annotated[str | None, FilePath(), "The certificate's private key (PEM), relative to the home folder."] = (
         None
     )
     insecure: Annotated[
-        bool, Flag(), "Listen beyond loopback without TLS, for a gateway behind a proxy that provides TLS."
+        bool, Flag(), "Listen beyond loopback without TLS, for use behind a proxy that provides TLS."
     ] = False
     one_core: Annotated[
         bool,
         Flag(),
-        "Keep the gateway's threads on one CPU core, which makes turns cheaper; false allows all cores.",
+        "Run all of the gateway's threads on one CPU core, which makes turns cheaper; false allows all cores.",
     ] = True
     origins: Annotated[
         tuple[str, ...], Origins(), "Origins of other web pages that may call the gateway from a browser."
@@ -126,19 +126,19 @@ class ModelSettings(Frozen, frozen=True):
     ] = ""
     model: Annotated[str, Text(), "The provider's name for the model; required unless `api` is demo."] = ""
     key: Annotated[
-        str | None, Reference(), "Reference to the API key. Keys are only read from the places named here."
+        str | None, Reference(), "Reference to the API key. Keys are read only from the places named here."
     ] = None
     keys: Annotated[
         tuple[str, ...],
         References(),
-        "References to several API keys, instead of `key`. When one has used up its quota, the next one is used.",
+        "References to several API keys, instead of `key`. When one key's quota is used up, the next key is used.",
     ] = ()
     headers: Annotated[
         Mapping[str, str],
         Headers(),
         "Extra HTTP headers. A value that is a reference is replaced with its secret.",
     ] = msgspec.field(default_factory=lambda: MappingProxyType({}))
-    connect_timeout: Annotated[float, Duration(0.1), "Time limit for making a connection."] = 10.0
+    connect_timeout: Annotated[float, Duration(0.1), "Time limit for establishing a connection."] = 10.0
     first_byte_timeout: Annotated[float, Duration(0.1), "Time limit for the first byte of an answer."] = 120.0
     idle_timeout: Annotated[float, Duration(0.1), "Time limit for a pause within an answer."] = 60.0
     proxy: Annotated[
@@ -150,16 +150,18 @@ class ModelSettings(Frozen, frozen=True):
     ca_file: Annotated[
         str | None,
         FilePath(),
-        "Further certificate authorities (PEM) to trust for this model, relative to the home folder.",
+        "Additional certificate authorities (PEM) to trust for this model, relative to the home folder.",
     ] = None
-    retries: Annotated[int, Integer(0, 20), "How often a failed call is retried, unless text was already shown."] = 3
+    retries: Annotated[
+        int, Integer(0, 20), "How often a failed call is retried, unless text has already been shown."
+    ] = 3
     context_window: Annotated[
         int | None,
         Integer(1024, 2**30),
-        "Maximum tokens of a request and its answer together; default: from the catalogue.",
+        "Maximum number of tokens in a request and its answer together; default: from the catalogue.",
     ] = None
     max_output: Annotated[
-        int | None, Integer(16, 2**30), "Maximum tokens of an answer; default: from the catalogue."
+        int | None, Integer(16, 2**30), "Maximum number of tokens in an answer; default: from the catalogue."
     ] = None
     vision: Annotated[
         bool | None, Flag(), "Whether the model accepts images and PDF documents; default: from the catalogue."
@@ -196,12 +198,12 @@ class ModelSettings(Frozen, frozen=True):
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The references to the API keys in the order of their use. Empty if the endpoint needs no key."""
+        """References to the API keys, in the order in which the keys are used. Empty if the endpoint needs no key."""
         return self.keys if self.key is None else (self.key,)
 
 
 class NetworkSettings(Frozen, frozen=True):
-    """How the gateway reaches models and other services; see docs/network.md."""
+    """How the gateway connects to models and other services; see docs/network.md."""
 
     proxy: Annotated[
         str,
@@ -221,7 +223,7 @@ class AgentSettings(Frozen, frozen=True):
 
     model: Annotated[str, Text(needed=True), "Name of a model in `[models.…]`."] = "main"
     fallback: Annotated[
-        tuple[str, ...], NameList(once=True), "Names of models to try in this order if `model` fails."
+        tuple[str, ...], NameList(once=True), "Names of models to try, in this order, if `model` fails."
     ] = ()
     fallback_for: Annotated[
         float, Duration(0), "How long a conversation uses a fallback before `model` is tried again."
@@ -234,7 +236,7 @@ class AgentSettings(Frozen, frozen=True):
     prompt: Annotated[str, Text(one_line=False, at_most=1_000_000), "The system prompt."] = (
         "You are a helpful assistant. Answer briefly and truthfully."
     )
-    tools: Annotated[tuple[str, ...], NameList(), "Names of the toolsets that the agent may use."] = ()
+    tools: Annotated[tuple[str, ...], NameList(), "Names of the toolsets available to the agent."] = ()
     caller_tools: Annotated[
         Literal["merge", "only", "ignore", "refuse"],
         OneOf("merge", "only", "ignore", "refuse", flags=("only", "refuse")),
@@ -244,10 +246,10 @@ class AgentSettings(Frozen, frozen=True):
     workspace: Annotated[
         str | None,
         FilePath(),
-        "A folder of yours in which all conversations of the agent work. It must not be a user's home folder or a "
-        "folder of the gateway. By default, each conversation has its own folder, which is removed with it.",
+        "A folder of yours in which all of the agent's conversations work. It must not be a user's home folder or a "
+        "folder of the gateway. By default, each conversation has its own folder, which is deleted with it.",
     ] = None
-    description: Annotated[str, Text(), "One line that helps users choose an agent."] = ""
+    description: Annotated[str, Text(), "A one-line description that helps users choose an agent."] = ""
     approvals: Annotated[
         Literal["strict", "balanced", "autonomous"],
         OneOf("strict", "balanced", "autonomous"),
@@ -267,7 +269,7 @@ class AgentSettings(Frozen, frozen=True):
     skills: Annotated[
         tuple[str, ...],
         NameList(),
-        "Names of the skills that the toolset `skills` offers; default: all that are found.",
+        "Names of the skills offered by the toolset `skills`; default: all that are found.",
     ] = ()
     project_files: Annotated[
         tuple[str, ...],
@@ -275,7 +277,9 @@ class AgentSettings(Frozen, frozen=True):
         "Files in the agent's `workspace` to add to the prompt, by relative path; see docs/skills.md.",
     ] = ("AGENTS.md", "CLAUDE.md")
     delegates: Annotated[
-        tuple[str, ...], NameList(), "Names of agents to which it may delegate tasks with the toolset `delegate`."
+        tuple[str, ...],
+        NameList(),
+        "Names of agents to which this agent may delegate tasks with the toolset `delegate`.",
     ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
@@ -308,12 +312,14 @@ class BudgetSettings(Frozen, frozen=True):
 
 
 class LimitSettings(Frozen, frozen=True):
-    """The limits of the process. If one is exceeded, the error names it; nothing is cut silently."""
+    """Limits for the gateway process. If a limit is exceeded, the error names it; nothing is cut silently."""
 
-    residents: Annotated[int, Integer(1), "Maximum number of conversations in memory; the others are in the store."] = (
-        128
-    )
-    resident_bytes: Annotated[int, Size(64 * KiB), "Maximum memory of these conversations together."] = 64 * MiB
+    residents: Annotated[
+        int,
+        Integer(1),
+        "Maximum number of conversations kept in memory; the others are loaded from the store when needed.",
+    ] = 128
+    resident_bytes: Annotated[int, Size(64 * KiB), "Maximum memory for these conversations together."] = 64 * MiB
     memory_bytes: Annotated[
         int | None,
         Size(32 * MiB, auto=True),
@@ -321,53 +327,73 @@ class LimitSettings(Frozen, frozen=True):
         "limit or of the machine's memory.",
     ] = None
     idle_ttl: Annotated[float, Duration(1), "How long an unused conversation stays in memory."] = HOUR
-    turns: Annotated[int, Integer(1, 10_000), "Turns that may run at once; further turns wait."] = 64
-    queue_length: Annotated[int, Integer(1, 10_000), "Turns that may wait in one conversation."] = 16
-    waiting_total: Annotated[int, Integer(1), "Turns that may wait in all conversations together."] = 4096
-    waiting_each: Annotated[int, Integer(1), "Turns that may wait in all conversations of one user together."] = 1024
+    turns: Annotated[
+        int, Integer(1, 10_000), "Maximum number of turns that run at the same time; further turns wait."
+    ] = 64
+    queue_length: Annotated[int, Integer(1, 10_000), "Maximum number of turns that may wait in one conversation."] = 16
+    waiting_total: Annotated[
+        int, Integer(1), "Maximum number of turns that may wait in all conversations together."
+    ] = 4096
+    waiting_each: Annotated[
+        int, Integer(1), "Maximum number of turns that may wait in all of one user's conversations together."
+    ] = 1024
     day_tokens: Annotated[
         int,
         Integer(0),
-        "Tokens of all models together per day (UTC). Above this, turns fail until the next day. 0 means no limit.",
+        "Maximum tokens per day (UTC), for all models together. Once they are used up, turns fail until the next "
+        "day. 0 means no limit.",
     ] = 20_000_000
-    turn_steps: Annotated[int, Integer(1, 10_000), "Model calls in one turn."] = 32
-    turn_seconds: Annotated[float, Duration(1), "Time limit of one turn."] = 1800.0
-    repeats: Annotated[int, Integer(1, 1000), "How often a turn may repeat a tool call that has the same result."] = 3
-    resumes: Annotated[int, Integer(0, 1000), "How often a turn is resumed after a crash of the process."] = 3
+    turn_steps: Annotated[int, Integer(1, 10_000), "Maximum number of model calls in one turn."] = 32
+    turn_seconds: Annotated[float, Duration(1), "Time limit for one turn."] = 1800.0
+    repeats: Annotated[
+        int, Integer(1, 1000), "How often a turn may repeat a tool call that returns the same result."
+    ] = 3
+    resumes: Annotated[int, Integer(0, 1000), "How often a turn is resumed after the process has crashed."] = 3
     call_messages: Annotated[
-        int, Integer(1, 1_000_000), "Messages in a single call that contains a whole conversation."
+        int,
+        Integer(1, 1_000_000),
+        "Maximum number of messages in a one-shot call that contains an entire conversation.",
     ] = 4096
-    body_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest body of an HTTP request."] = 16 * MiB
-    message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest text of one message."] = 12 * MiB
-    answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Largest answer of a model."] = 4 * MiB
-    tool_output_bytes: Annotated[int, Size(512), "Bytes of a tool result that the model sees."] = 16 * KiB
-    tool_output_lines: Annotated[int, Integer(3), "Lines of a tool result that the model sees."] = 400
-    spool_bytes: Annotated[int, Size(1 * MiB), "Disk space for the long results and media of one conversation."] = (
-        1024 * MiB
+    body_bytes: Annotated[int, Size(1 * KiB, 2**30), "Maximum size of an HTTP request's body."] = 16 * MiB
+    message_bytes: Annotated[int, Size(1 * KiB, 2**30), "Maximum size of one message's text."] = 12 * MiB
+    answer_bytes: Annotated[int, Size(1 * KiB, 2**30), "Maximum size of a model's answer."] = 4 * MiB
+    tool_output_bytes: Annotated[int, Size(512), "Maximum number of bytes of a tool result that the model sees."] = (
+        16 * KiB
     )
-    questions: Annotated[int, Integer(1, 100_000), "Turns that may wait for a user's answer at once."] = 256
-    questions_each: Annotated[int, Integer(1, 100_000), "Turns of one user that may wait for an answer at once."] = 64
-    event_streams: Annotated[int, Integer(1, 100_000), "Event streams that may be open at once."] = 512
+    tool_output_lines: Annotated[int, Integer(3), "Maximum number of lines of a tool result that the model sees."] = 400
+    spool_bytes: Annotated[int, Size(1 * MiB), "Disk space for one conversation's long results and media."] = 1024 * MiB
+    questions: Annotated[
+        int, Integer(1, 100_000), "Maximum number of turns that may wait for a user's answer at the same time."
+    ] = 256
+    questions_each: Annotated[
+        int, Integer(1, 100_000), "Maximum number of one user's turns that may wait for an answer at the same time."
+    ] = 64
+    event_streams: Annotated[int, Integer(1, 100_000), "Maximum number of event streams open at the same time."] = 512
     event_streams_each: Annotated[
         int,
         Integer(1, 100_000),
-        "Event streams that one user may have open. The same number, up to half of all, is reserved for the owner.",
+        "Maximum number of event streams that one user may have open. The same number of streams, up to half of all, "
+        "is reserved for the owner.",
     ] = 64
     answer_within: Annotated[float, Duration(1), "How long a question or approval request waits for an answer."] = DAY
-    tools_parallel: Annotated[int, Integer(1, 1000), "Tool calls of one turn that may run at once."] = 8
-    delegates: Annotated[int, Integer(1, 1000), "Delegated tasks of one turn that may run at once."] = 4
-    delegate_depth: Annotated[int, Integer(1, 16), "Depth to which agents may delegate tasks."] = 2
-    receipts: Annotated[int, Integer(1), "Stored message ids, which are used to recognise repeated deliveries."] = (
-        100_000
-    )
-    connections: Annotated[int, Integer(1, 100_000), "Connections to all model endpoints together."] = 128
-    connections_per_host: Annotated[int, Integer(1, 100_000), "Connections to one model endpoint."] = 64
+    tools_parallel: Annotated[
+        int, Integer(1, 1000), "Maximum number of one turn's tool calls that run at the same time."
+    ] = 8
+    delegates: Annotated[
+        int, Integer(1, 1000), "Maximum number of one turn's delegated tasks that run at the same time."
+    ] = 4
+    delegate_depth: Annotated[int, Integer(1, 16), "How deeply tasks may be nested when agents delegate them."] = 2
+    receipts: Annotated[int, Integer(1), "Number of message ids stored to recognise repeated deliveries."] = 100_000
+    connections: Annotated[
+        int, Integer(1, 100_000), "Maximum number of connections to all model endpoints together."
+    ] = 128
+    connections_per_host: Annotated[
+        int, Integer(1, 100_000), "Maximum number of connections to one model endpoint."
+    ] = 64
     connection_idle: Annotated[float, Duration(0), "How long an unused connection to an endpoint stays open."] = 30.0
-    readers: Annotated[int, Integer(1, 64), "Number of connections for reading from the store."] = 2
-    snapshot_seconds: Annotated[float, Duration(0.1), "Time limit of one read from the store."] = 10.0
-    wal_bytes: Annotated[int, Size(64 * KiB), "Size of the store's write-ahead log above which it is truncated."] = (
-        64 * MiB
-    )
+    readers: Annotated[int, Integer(1, 64), "Number of database connections for reading from the store."] = 2
+    snapshot_seconds: Annotated[float, Duration(0.1), "Time limit for one read from the store."] = 10.0
+    wal_bytes: Annotated[int, Size(64 * KiB), "Size above which the store's write-ahead log is truncated."] = 64 * MiB
     shutdown_seconds: Annotated[float, Duration(0.1), "Time limit for running turns when the gateway stops."] = 20.0
 
 
@@ -402,11 +428,13 @@ class ContextSettings(Frozen, frozen=True):
     language: Annotated[
         str,
         OneOf(*LANGUAGES),
-        "Language whose word forms (boat, boats) a search for earlier messages treats as equal; none: every form is "
-        "different. After a change, all messages are indexed again in the background.",
+        "Language whose word forms (boat, boats) are treated as equal when messages are searched; none: every form is "
+        "different. After a change, all messages are reindexed in the background.",
     ] = "english"
-    summary_seconds: Annotated[float, Duration(1), "Time limit of one summary."] = 120.0
-    cooldown: Annotated[float, Duration(0), "Pause after a useless summary before another one is attempted."] = 600.0
+    summary_seconds: Annotated[float, Duration(1), "Time limit for writing one summary."] = 120.0
+    cooldown: Annotated[
+        float, Duration(0), "Pause after a summary that could not be used, before another one is attempted."
+    ] = 600.0
 
 
 class MemorySettings(Frozen, frozen=True):
@@ -420,7 +448,7 @@ class MemorySettings(Frozen, frozen=True):
     notes_bytes: Annotated[
         int, Size(1 * KiB, 16 * MiB), "Maximum size of the stored notes about one user or one agent."
     ] = 64 * KiB
-    at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes when a conversation ends."] = True
+    at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes from a conversation when it ends."] = True
     model: Annotated[str, Text(), "Name of the model in `[models.…]` that extracts notes; default: the agent's."] = ""
     provider: Annotated[
         str,
@@ -430,18 +458,18 @@ class MemorySettings(Frozen, frozen=True):
 
 
 class SkillSettings(Frozen, frozen=True):
-    """Folders with skills, in addition to those in the gateway's home folder and in an agent's project folder; see
+    """Folders with skills, in addition to the skills in the gateway's home folder and in an agent's project folder; see
     docs/skills.md."""
 
     folders: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Further folders with skills. Each skill is a subfolder with a SKILL.md.",
+        "Additional folders with skills. Each skill is a subfolder that contains a SKILL.md.",
     ] = ()
 
 
 class WorkspaceSettings(Frozen, frozen=True):
-    """The environment in which agents' commands run, and the limits for the commands of one conversation."""
+    """The environment in which agents' commands run, and the limits for each conversation's commands."""
 
     backend: Annotated[
         Literal["auto", "bubblewrap", "local", "ssh", "none"],
@@ -461,32 +489,43 @@ class WorkspaceSettings(Frozen, frozen=True):
         "Whether commands in a sandbox can reach public addresses and those in web.private. Requires the packages "
         "passt and nftables.",
     ] = False
-    memory_bytes: Annotated[int, Size(16 * MiB), "Memory for all commands of one conversation together."] = 1024 * MiB
-    processes: Annotated[int, Integer(4, 100_000), "Processes that one conversation may run at once."] = 256
+    memory_bytes: Annotated[int, Size(16 * MiB), "Memory for all of one conversation's commands together."] = 1024 * MiB
+    processes: Annotated[
+        int, Integer(4, 100_000), "Maximum number of processes that one conversation may run at the same time."
+    ] = 256
     disk_bytes: Annotated[int, Size(1 * MiB), "Disk space of one conversation's folder."] = 2048 * MiB
-    files: Annotated[int, Integer(100), "Files and folders in one conversation's folder."] = 1_000_000
-    file_bytes: Annotated[int, Size(1 * MiB), "Largest file that a command may write."] = 1024 * MiB
-    cpu_seconds: Annotated[float, Duration(1), "CPU time of one command."] = HOUR
-    command_seconds: Annotated[float, Duration(1), "Longest time limit that a terminal command can have."] = 600.0
-    kept_processes: Annotated[int, Integer(1, 1000), "Finished background processes that stay listed."] = 20
+    files: Annotated[int, Integer(100), "Maximum number of files and folders in one conversation's folder."] = 1_000_000
+    file_bytes: Annotated[int, Size(1 * MiB), "Maximum size of a file that a command writes."] = 1024 * MiB
+    cpu_seconds: Annotated[float, Duration(1), "CPU time for one command."] = HOUR
+    command_seconds: Annotated[
+        float, Duration(1), "Longest time limit that an agent can set for a terminal command."
+    ] = 600.0
+    kept_processes: Annotated[int, Integer(1, 1000), "Number of finished background processes that stay listed."] = 20
     process_seconds: Annotated[
         float,
         Duration(0),
-        "Time limit of a background process. When it is reached, the process is ended and its agent notified. 0 means "
+        "Time limit for a background process. When it is reached, the process is killed and its agent notified. 0 "
+        "means "
         "no limit.",
     ] = 7 * DAY
-    process_log_bytes: Annotated[int, Size(64 * KiB), "Stored output of one background process."] = 4 * MiB
-    trash: Annotated[float, Duration(0), "How long the folder of an ended conversation can be restored."] = 7 * DAY
+    process_log_bytes: Annotated[int, Size(64 * KiB), "Maximum amount of output stored for one background process."] = (
+        4 * MiB
+    )
+    trash: Annotated[float, Duration(0), "How long an ended conversation's folder can be restored."] = 7 * DAY
     trash_bytes: Annotated[
-        int, Size(1 * MiB), "Disk space of these folders together; above it, the oldest are removed early."
+        int,
+        Size(1 * MiB),
+        "Disk space for all these folders together; when it is exceeded, the oldest are removed early.",
     ] = 8192 * MiB
     environment: Annotated[
         tuple[str, ...],
         NameList(),
-        "Environment variables of the gateway that commands can see. None may contain a secret.",
+        "The gateway's environment variables that commands can see. None of them may contain a secret.",
     ] = ("LANG", "TZ")
-    read_only: Annotated[tuple[str, ...], TextLines(), "Further folders that commands in a sandbox may read."] = ()
-    ssh_host: Annotated[str, Text(), "Where commands run with the backend ssh: `host` or `user@host`."] = ""
+    read_only: Annotated[tuple[str, ...], TextLines(), "Additional folders that commands in a sandbox may read."] = ()
+    ssh_host: Annotated[
+        str, Text(), "The machine on which commands run with the backend ssh: `host` or `user@host`."
+    ] = ""
     ssh_options: Annotated[
         tuple[str, ...], TextLines(), 'Options for ssh, such as `"Port=2222"` or `"IdentityFile=~/.ssh/agent"`.'
     ] = ()
@@ -507,16 +546,16 @@ class WebSettings(Frozen, frozen=True):
         "password. The proxy then resolves names, so it must itself refuse private addresses.",
     ] = "none"
     fetch_bytes: Annotated[
-        int, Size(1 * KiB, 64 * MiB), "Largest page or file that is fetched, after decompression."
+        int, Size(1 * KiB, 64 * MiB), "Maximum size of a fetched page or file, after decompression."
     ] = 8 * MiB
-    fetch_seconds: Annotated[float, Duration(1), "Time limit of one fetch or search, including redirects."] = 30.0
+    fetch_seconds: Annotated[float, Duration(1), "Time limit for one fetch or search, including redirects."] = 30.0
     search: Annotated[
         Literal["none", "searxng", "brave", "tavily"],
         OneOf("none", "searxng", "brave", "tavily"),
         "The search engine.",
     ] = "none"
     search_url: Annotated[
-        str, BaseUrl(), "Base URL of the search engine's API; required for searxng, while the others have a default."
+        str, BaseUrl(), "Base URL of the search engine's API; required for searxng; the others have a default."
     ] = ""
     search_key: Annotated[
         str | None, Reference(), "Reference to the search engine's API key; required for brave and tavily."
@@ -524,12 +563,14 @@ class WebSettings(Frozen, frozen=True):
 
 
 class ExpirySettings(Frozen, frozen=True):
-    """Expiry of idle conversations, and retention of ended ones."""
+    """The expiry of idle conversations and the retention of ended ones."""
 
-    named_idle: Annotated[float | None, Duration(60, never=True), "Idle time after which a conversation ends."] = None
-    ephemeral_idle: Annotated[float, Duration(60), "Idle time after which an unfinished one-shot call ends."] = DAY
+    named_idle: Annotated[float | None, Duration(60, never=True), "Idle time after which a conversation is ended."] = (
+        None
+    )
+    ephemeral_idle: Annotated[float, Duration(60), "Idle time after which an unfinished one-shot call is ended."] = DAY
     retention: Annotated[
-        float | None, Duration(60, never=True), "How long the transcript of an ended conversation is kept."
+        float | None, Duration(60, never=True), "How long an ended conversation's transcript is kept."
     ] = 90 * DAY
     audit: Annotated[float, Duration(DAY), "How long entries of the audit log are kept."] = 365 * DAY
 
@@ -540,7 +581,7 @@ class LogSettings(Frozen, frozen=True):
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
         OneOf("debug", "info", "warning", "error"),
-        "Lowest severity that is logged.",
+        "Lowest severity to log.",
     ] = "info"
     format: Annotated[
         Literal["text", "json"], OneOf("text", "json"), "Text for people, or one JSON object per line."
@@ -598,9 +639,9 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
         "log": LogSettings,
     }
 )
-"""The tables that occur once, by their name in the file."""
+"""Tables that occur only once, by their name in the file."""
 
 NAMED: Mapping[str, type[Frozen]] = MappingProxyType(
     {"models": ModelSettings, "agents": AgentSettings, "budgets": BudgetSettings}
 )
-"""The groups of tables with names chosen by the user, such as `[models.NAME]`."""
+"""Groups of tables with user-defined names, such as `[models.NAME]`."""

@@ -1,1 +1,1 @@
-"""The terminal client: line input, output, and agents' questions."""
+"""The terminal client: line input, output and agents' questions."""
