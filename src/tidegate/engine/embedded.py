@@ -168,7 +168,7 @@ class EmbeddedEngine(Engine):
                 raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
             if outcome is None:
                 raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
-            await anyio.sleep(pause)  # another attempt runs the turn
+            await anyio.sleep(pause)  # another attempt is running the turn
             pause = min(2 * pause, LONGEST_POLL)
 
     def tell(self, turn: str, event: Event) -> None:
