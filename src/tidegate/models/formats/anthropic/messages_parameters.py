@@ -24,14 +24,14 @@ from tidegate.values import Call
 
 # The smallest thinking budget that the API accepts, in tokens.
 LEAST_BUDGET = 1024
-# The highest is the budget beyond which the provider advises against a single streaming connection.
+# The largest budget is the one beyond which the provider advises against a single streaming connection.
 BUDGETS = {"minimal": LEAST_BUDGET, "low": 4_096, "medium": 10_240, "high": 20_480, "xhigh": 26_624, "max": 32_000}
 # Longer user ids are refused.
 _USER_CHARACTERS = 256
 # OpenAI's scale goes up to 2.
 _MOST_TEMPERATURE = 1.0
 _OFF = ("off", "none")
-# OpenAI's service tiers. The remaining tiers have no equivalent and do not change the answer.
+# OpenAI's service tiers. The others have no equivalent and do not change the answer.
 _TIERS = {"auto": "auto", "default": "standard_only"}
 
 _encode = msgspec.json.Encoder().encode
