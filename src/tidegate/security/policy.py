@@ -6,7 +6,7 @@ the sandbox, not a security boundary: a rule about a command's text can be bypas
 The sandbox prevents what must not happen; `deny` only keeps an action from being attempted.
 
 A rule is one line: a decision, its subject, and conditions that must all hold. A pattern extends to the next condition,
-so it may contain spaces; in quotes (with `\\` before a quote or a `\\`) it may contain anything.
+so it may contain spaces; in quotes (with `\\` before a quote or a `\\`), it may contain anything.
 
     allow  effect:read
     ask    terminal  command=git push*
