@@ -1,8 +1,8 @@
-"""Receipts: external identities of accepted messages, by which repeated deliveries are recognised.
+"""Receipts: external identities of accepted messages, which are used to recognise repeated deliveries.
 
-There is at most one valid receipt for a (principal, source, key). An expired receipt is treated as absent. `prune`
-bounds their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because
-of another principal.
+There is at most one valid receipt for each (principal, source, key). An expired receipt is treated as absent. `prune`
+limits their number by dropping receipts of the principal who has the most, so nobody's retries are forgotten because of
+another principal.
 """
 
 import msgspec
@@ -13,17 +13,16 @@ from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
 """Seconds for which a delegated task's receipt is kept. The turn that delegated the task may wait for a person for a
-long time. Its end deletes the receipt."""
+long time. When it ends, the receipt is deleted."""
 
 UNFETCHED_SECONDS = 86400.0
-"""Seconds for which the outcome of a one-shot call is kept if nobody fetches it: as long as under an idempotency
-key."""
+"""Seconds for which a one-shot call's outcome is kept if nobody fetches it: as long as with an idempotency key."""
 
 _UNFETCHED = "outcome"
-"""The source of receipts that only keep an outcome. No caller can send one, since its key is the id of the turn."""
+"""The source of receipts that only store an outcome. Callers cannot send one, since its key is the turn's id."""
 
 BATCH = 1000
-"""The maximum number of rows that one call of `prune` removes, so that no write waits long behind it."""
+"""Maximum number of rows removed by one call of `prune`, so that no write has to wait long for it."""
 
 _NOTHING_TO_NOTE = ToolsNote()
 _decode_note = msgspec.json.Decoder(ToolsNote).decode
@@ -43,8 +42,8 @@ def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRo
 
 
 def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
-    """Records the receipt for a turn. Replaces an older receipt with the same identity, which must have expired or have
-    an outcome that asked the caller to retry. A caller that uses `find` first never replaces a valid receipt."""
+    """Records a turn's receipt. Replaces an older receipt with the same identity, which must have expired or have an
+    outcome that asked the caller to retry. Callers that use `find` first never replace a valid receipt."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -73,8 +72,8 @@ def finish(db: Db, turn: str, outcome: Outcome) -> int:
 
 
 def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float) -> None:
-    """Stores the outcome of a turn without receipts whose rows are about to be deleted, until it was fetched or has
-    expired."""
+    """Stores the outcome of a turn without receipts whose rows are about to be deleted, until it has been fetched or
+    has expired."""
     receipt = Receipt(source=_UNFETCHED, key=outcome.turn, digest=b"", keep=UNFETCHED_SECONDS)
     put(db, principal, receipt, outcome.turn, now)
     db.execute(
@@ -84,23 +83,23 @@ def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float) -> None:
 
 
 def is_unfetched(db: Db, principal: str, turn: str) -> bool:
-    """True if the turn's outcome is stored only until this principal has fetched it."""
+    """True if the turn's outcome is stored only until this principal fetches it."""
     found = "SELECT 1 FROM receipts WHERE principal = ? AND source = ? AND key = ?"
     return db.execute(found, (principal, _UNFETCHED, turn)).get is not None
 
 
 def forget_outcome(db: Db, principal: str, turn: str) -> None:
-    """Deletes an outcome that was stored only until this principal had fetched it."""
+    """Deletes an outcome that was stored only until this principal fetched it."""
     db.execute("DELETE FROM receipts WHERE principal = ? AND source = ? AND key = ?", (principal, _UNFETCHED, turn))
 
 
 def of_task(turn: str, step: str, digest: bytes) -> Receipt:
-    """Returns the receipt that identifies the task which a turn delegates in this step."""
+    """Returns the receipt that identifies the task delegated by a turn in this step."""
     return Receipt(source=DELEGATED, key=f"{turn}/{step}", digest=digest, keep=TASK_SECONDS)
 
 
 def forget_tasks(db: Db, principal: str, turn: str) -> int:
-    """Deletes the receipts of the tasks of a turn that has ended. Returns their number."""
+    """Deletes the receipts of an ended turn's tasks. Returns their number."""
     db.execute(
         "DELETE FROM receipts WHERE principal = ? AND source = ? AND key >= ? AND key < ?",
         (principal, DELEGATED, f"{turn}/", f"{turn}0"),  # "0" follows "/"
@@ -110,7 +109,7 @@ def forget_tasks(db: Db, principal: str, turn: str) -> int:
 
 def prune(db: Db, now: float, cap: int) -> int:
     """Removes expired receipts. If more than `cap` are left, also removes receipts of the principal who has the most,
-    in the order of expiry. Removes a bounded number per call."""
+    in order of expiry. Each call removes a limited number."""
     db.execute(
         "DELETE FROM receipts WHERE (principal, source, key) IN"
         " (SELECT principal, source, key FROM receipts WHERE expires <= ? LIMIT ?)",
