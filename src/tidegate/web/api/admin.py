@@ -21,7 +21,7 @@ from tidegate.web.app.http_response import HttpResponse, json_response
 from tidegate.web.app.page_files import PageFiles
 
 LOGIN_BYTES = 4096
-"""The largest body of a sign-in request in bytes. Anyone may send such a request, so the limit is low."""
+"""Maximum size of a sign-in request's body in bytes. Anyone can send such a request, so the limit is low."""
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -30,7 +30,7 @@ class Alive(msgspec.Struct, frozen=True):
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """An agent, in the format of OpenAI's models."""
+    """An agent, in OpenAI's format for models."""
 
     id: str
     object: Literal["model"] = "model"
@@ -178,7 +178,8 @@ class Admin:
         return json_response(readiness, status=200 if readiness.ready else 503)
 
     async def metrics(self, request: Request) -> HttpResponse:
-        # The library is imported at the first scrape, in a thread. The metrics belong to the loop and are read there.
+        # The library is imported at the first scrape, in a thread. The metrics belong to the event loop and are read
+        # there.
         if self._scrape is None:
             self._scrape = await to_thread.run_sync(self._load_metrics)
         return self._scrape()
