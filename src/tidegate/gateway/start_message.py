@@ -28,7 +28,7 @@ def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[s
     yield f"ready {address}"
     yield f"chat {chat}"
     until = time.strftime("%H:%M", time.localtime(expires))
-    yield f"The link works once, until {until}; {command_hint(config.home, 'status --link')} gives another."
+    yield f"The link works once, until {until}; {command_hint(config.home, 'status --link')} prints a new one."
     yield f"tidegate {__version__}, home {config.home}, key in {config.home / 'api-key'}; Ctrl-C stops."
 
 
