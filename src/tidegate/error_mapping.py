@@ -1,8 +1,8 @@
-"""Failures: maps every error to the failure that is stored, replayed and sent to clients.
+"""Failures: the form in which errors are stored, replayed and sent to clients.
 
 Guarantee: every error gets a status, a type and a code in OpenAI's format, and one sentence without secrets. Store
-errors are worded so that a chat user can act on them; the store's own message goes to the operator's log. An unexpected
-error is reported as an incident, whose id is also in the operator's log.
+errors are worded for chat users, who may have to act on them; the store's own message goes to the operator's log. An
+unexpected error is reported as an incident, whose id is also in the operator's log.
 """
 
 import errno
@@ -40,7 +40,7 @@ _OPENAI_CODES = {
     "context": ("invalid_request_error", "context_length_exceeded"),
     "content": ("invalid_request_error", "content_policy_violation"),
 }
-"""The type and the code for each kind of model failure for which OpenAI defines them. Clients already handle these."""
+"""Type and code for each kind of model failure for which OpenAI defines them. Clients already handle these."""
 
 FULL = "The gateway's disk is full, so nothing can be stored; free some space on it, then try again."
 BUSY = "The gateway is overloaded and has not done this; try again in a moment."
@@ -48,7 +48,7 @@ BROKEN = "The gateway could not read or store this; try again in a moment, or as
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Returns the failure to report for an error that ended a turn or a request."""
+    """Returns the failure to report for an error that ended a turn or request."""
     match error:
         case ModelFailed(param=str()):
             return Failure(

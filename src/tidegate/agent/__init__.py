@@ -1,4 +1,4 @@
-"""The agent: its loop, the conversation it shows to the model, and the interface it needs from an engine.
+"""The agent: its loop, its conversation with the model, and the interface that it expects from an engine.
 
 All code in this package depends only on `Turn`, so the same loop can run in this process or on a distributed engine.
 """

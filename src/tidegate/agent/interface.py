@@ -1,8 +1,8 @@
 """The interface between the agent loop and the engine that runs it.
 
-Guarantee: any engine that keeps a journal can run a loop that uses only `Turn`. A journal row *is* a transcript
-message. If the turn already has a message for a step, `step` returns it; otherwise it makes, commits and returns one. A
-turn that continues after a crash therefore follows the same path through the same rows. Code between steps must be
+Guarantee: any engine that keeps a journal can run a loop that uses only `Turn`. Each journal row *is* a transcript
+message. If the turn already has a message for a step, `step` returns it; otherwise it creates, commits and returns one.
+A turn that continues after a crash therefore takes the same path through the same rows. Code between steps must be
 deterministic.
 """
 
@@ -16,8 +16,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EXCERPT_CHARACTERS = 400
-"""Characters of a tool's result or arguments in an event: enough to recognise them, and cheap to send to every reader.
-The full text is in the transcript."""
+"""Maximum length of a tool's result or arguments in an event: enough to recognise them, yet cheap to send to every
+reader. The full text is in the transcript."""
 
 
 class Parked(Exception):
@@ -29,11 +29,11 @@ class Effect(Frozen, frozen=True):
     """The effect of a step, declared in advance.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
-    run again. Any other step is never run twice: its result is the return value of `interrupted`, whose argument is
-    true if the step was read-only when it began. `refused` is called before the intent is committed and may take days;
-    if it returns a message, that message is the result and the step is not run. If a step has a `digest` of the exact
-    action, its intent and its result are recorded in the audit log. The result is recorded together with the `hosts`
-    that were contacted.
+    run again. Any other step is never run twice; its result is then whatever `interrupted` returns. The argument of
+    `interrupted` is true if the step was read-only when it began. `refused` is called before the intent is committed
+    and may take days; if it returns a message, that message is the result and the step is not run. If a step has a
+    `digest` of the exact action, its intent and result are recorded in the audit log, the result together with the
+    `hosts` that were contacted.
     """
 
     tool: str
@@ -54,13 +54,13 @@ class Turn(Protocol):
 
     @property
     def incoming(self) -> tuple[Message, ...]:
-        """The messages that this turn was started with. They are already in the transcript."""
+        """The messages with which this turn was started. They are already in the transcript."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """The usage so far of all model calls in the task tree to which this turn belongs, including calls that were
-        cut off. Turn budgets apply to the whole tree."""
+        """The usage so far of all model calls in this turn's task tree, including calls that were cut off. Turn budgets
+        apply to the whole tree."""
         ...
 
     @property
@@ -91,13 +91,12 @@ class Turn(Protocol):
         effect: Effect | None = None,
         ends: Callable[[Message], bool] | None = None,
     ) -> Message:
-        """Returns the message of this step, either from the journal or made now. If `ends` returns True for the
+        """Returns this step's message, either from the journal or newly created. If `ends` returns True for the
         message, an engine may commit it together with the end of the turn."""
         ...
 
     def conclude(self, answer: Message, calls: tuple[ToolCall, ...]) -> Message:
-        """Makes a committed answer the last one of the turn. `calls` are the calls of that answer that are left to the
-        caller."""
+        """Makes a committed answer the turn's last one. `calls` are that answer's calls that are left to the caller."""
         ...
 
     async def drain(self, kind: str) -> tuple[Message, ...]:
@@ -107,11 +106,11 @@ class Turn(Protocol):
 
     async def wait(self, ready: Callable[[], Awaitable[T | None]]) -> T:
         """Waits until `ready` returns a value other than None, and returns it. `ready` is called immediately and again
-        whenever the turn is signalled. This is how a turn waits for a person. While it waits, it needs no slot."""
+        whenever the turn is signalled. This is how a turn waits for a person; it needs no slot in the meantime."""
         ...
 
     def cut(self, model: str, usage: Usage) -> None:
-        """Records the usage of a model call that was cut off. The call leaves no row, but the turn pays for it."""
+        """Records the usage of a model call that was cut off. The call leaves no row, but is charged to the turn."""
         ...
 
     async def write(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,9 +1,9 @@
 """The settings of a gateway, read once from `tidegate.toml` in its home folder.
 
-The result of `load` is immutable, complete (with all defaults) and validated: each value is in its range, each agent's
-model exists, the file contains no plain-text secret, and the server is not reachable from other machines without TLS
-unless a setting allows it. Otherwise `Misconfigured` is raised, and its message names the file, the key and the valid
-values. No other file is opened here.
+`load` returns an immutable, complete (with all defaults) and validated configuration: each value is in its range, each
+agent's model exists, the file contains no plain-text secrets, and the server is not reachable from other machines
+without TLS unless a setting allows it. Otherwise, it raises `Misconfigured` with a message that names the file, the key
+and the valid values. No other file is opened here.
 """
 
 from tidegate.config.loader import FILE_NAME, home_folder, load, read

@@ -71,9 +71,9 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
         "log": LogSettings,
     }
 )
-"""The tables that occur once, by their name in the file."""
+"""Tables that occur only once, by their name in the file."""
 
 NAMED: Mapping[str, type[Frozen]] = MappingProxyType(
     {"models": ModelSettings, "agents": AgentSettings, "budgets": BudgetSettings}
 )
-"""The groups of tables with names chosen by the user, such as `[models.NAME]`."""
+"""Groups of tables with user-defined names, such as `[models.NAME]`."""

@@ -1,18 +1,18 @@
-"""The end of a turn in the store, one transaction.
+"""The end of a turn in the store, in one transaction.
 
-`settle` writes the end of the turn, which was decided from the attempt to run it. A turn that has given its answer
-counts as answered, even if it is stopped afterwards. A turn that has neither answered nor failed was stopped; the text
-it had already shown is kept. `stop_turn` settles a queued turn without an attempt, and leaves a request for a running
+`settle` stores the end of a turn, as determined by the attempt to run it. A turn that has given its answer counts as
+answered, even if it is stopped afterwards. A turn that has neither answered nor failed counts as stopped; the text that
+it has already shown is kept. `stop_turn` settles a queued turn without an attempt, and stores a request for a running
 one.
 
 When the transaction of `settle` commits, the turn has its final state and its answer, and every tool call in its rows
-has a result. A call that began and left no result is recorded as interrupted, whatever ended the turn; only a call
+has a result. A call that was started but left no result is recorded as interrupted, however the turn ended; only a call
 without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
 ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
-session is deleted except for its usage and the outcome. The outcome can be fetched until it expires, since whoever
-follows the turn may not get it: a process may be killed right after this transaction. Of a delegated task, only the
-usage remains. It is added to this turn and to its parent turns. If that transaction does not commit, the turn counts as
-still running and continues at the next start.
+session is deleted, except for its usage and its outcome. The outcome can be fetched until it expires, because whoever is
+following the turn may not receive it: the process may be killed right after this transaction. Only the usage of a
+delegated task is kept. It is added to this turn and to its parent turns. If the transaction does not commit, the turn
+counts as still running and continues at the next start.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ from tidegate.store import (
 from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 LONG_TURN = 60.0
-"""If a turn took longer than this many seconds, its end counts as session activity. The start of a shorter turn is
+"""If a turn took longer than this many seconds, its end counts as session activity. For a shorter turn, the start is
 recent enough."""
 
 
 class Attempt(msgspec.Struct):
-    """The results so far of one attempt to run a turn."""
+    """What one attempt to run a turn has produced so far."""
 
     taken: TakenTurn | None = None
     journal: Journal | None = None
@@ -67,25 +67,25 @@ class TurnEnd(Frozen, frozen=True):
     accepted: float
     final_rows: tuple[tuple[str, Message], ...] = ()
     concluded: Message | None = None
-    """The answer, if it has been committed already. Its calls are the ones that are left to the caller."""
+    """The answer, if it has already been committed. Its calls are left to the caller."""
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0
     cut_calls: tuple[tuple[str, Usage], ...] = ()
-    """Model and usage of model calls that were cut off. They are included in `usage` but have no row."""
+    """Models and usage of calls that were cut off. They are included in `usage` but have no row."""
     hosts: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """The hosts contacted by tool calls that have no result, by step."""
+    """The hosts contacted by tool calls without a result, by step."""
     notices: tuple[str, ...] = ()
     within: str | None = None
-    """The parent turn, if this turn runs a delegated task."""
+    """The parent turn, if this turn is a delegated task."""
     delegated: bool = False
     """True if the turn may have delegated tasks, whose receipts are no longer needed."""
     fence: int | None = None
     """The fence of the attempt; None if the turn was never taken here."""
     takes: bool = False
-    """True if the end was not decided by an attempt. An attempt may still be running in another process."""
+    """True if the end was not determined by an attempt. An attempt may still be running in another process."""
     is_followed: bool = False
-    """True if somebody follows the turn to its end, and most likely gets its outcome now."""
+    """True if somebody is following the turn to its end, and most likely receives its outcome now."""
     abandoned: bool = False
     """True if the turn was stopped because its caller had disconnected, so nobody will ask for its outcome."""
     withdrawn: bool = False
@@ -101,11 +101,11 @@ class Settlement(Frozen, frozen=True):
     follow_up: str | None = None
     """The id of the turn that will answer messages that were steered in too late."""
     version: int = -1
-    """The session's current version, which shows whether a resident conversation is up to date; -1 if there is none."""
+    """The session's current version, to tell whether a resident conversation is up to date; -1 if there is none."""
 
 
 def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Usage, int]) -> TurnEnd:
-    """Returns the end of a turn after an attempt. `tally` is the turn's usage and its number of steps."""
+    """Returns the end of a turn after an attempt. `tally` is the turn's usage and number of steps."""
     journal, failure = attempt.journal, attempt.failure
     answer = journal.final_row if journal is not None else None
     final_rows = (answer,) if answer is not None else ()
@@ -147,14 +147,15 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
 
 
 class Stopped(NamedTuple):
-    """The effect of a request to stop: whether the turn was open, and the settlement if it was queued."""
+    """The effect of a stop request: whether the turn was open, and the settlement if it was queued."""
 
     is_open: bool
     settlement: Settlement | None = None
 
 
 def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followed: bool = False) -> Stopped:
-    """Stops a turn, in the writer's transaction: a queued turn is settled, a running one gets the request."""
+    """Stops a turn, in the writer's transaction: a queued turn is settled; for a running turn, the request is
+    stored."""
     state = turns.request_stop(db, turn, request)
     taken = peek(db, turn) if state == "queued" else None
     if taken is None:
@@ -201,7 +202,7 @@ def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
 
 
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
-    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already, and
+    """Stores the end of a turn, in the writer's transaction. Raises Conflict if the turn has already ended, and
     Superseded if another attempt has taken it."""
     answer = _answer(end)
     finish = (answer.finish if answer else "") or ("error" if end.error else "")
@@ -264,7 +265,8 @@ def _needed_until(end: TurnEnd, now: float) -> float:
 
 
 def _missing_results(db: Db, end: TurnEnd, now: float) -> Iterator[tuple[str, Message]]:
-    """Returns a result for each of the turn's calls that has none. Calls that had begun are recorded as interrupted."""
+    """Returns a result for each of the turn's calls that has none. Calls that had started are recorded as
+    interrupted."""
     open_intents = intents.open_of(db, end.turn)
     why = end.error.message if end.error is not None else "The turn ended first."
     for step, call in missing([(row.step or "", row.message) for row in messages.journal(db, end.turn)]):
@@ -321,7 +323,7 @@ def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
 
 def _queue_follow_up(db: Db, end: TurnEnd, now: float) -> str:
     """Creates a turn for the messages that were steered into this turn but not drained, so that each message is taken
-    exactly once. The caller tools do not change."""
+    exactly once. The caller's tools do not change."""
     turn = new_id("t")
     turns.insert(
         db,

@@ -1,8 +1,8 @@
 """The store: the durable state of every conversation, in one SQLite file.
 
-A write is on disk before it is acknowledged, and survives the death of the process (with `durability = "power"`, of the
-machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, one module
-per kind of row. No other code accesses the tables.
+A write is on disk before it is acknowledged, and survives a crash of the process (with `durability = "power"`, also of
+the machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, with one
+module per kind of row. No other code accesses the tables.
 """
 
 from tidegate.store import maintenance

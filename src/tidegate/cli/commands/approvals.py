@@ -1,4 +1,4 @@
-"""`tidegate approvals`: answers agents' approval requests and questions from outside a conversation."""
+"""`tidegate approvals`: lists and answers agents' approval requests and questions, without opening a conversation."""
 
 import sys
 from pathlib import Path

@@ -11,7 +11,7 @@ from tidegate.cli.output import local_time, print_json, print_table
 
 _KINDS = ("sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting")
 _PAGE = 1000  # rows in one response
-_DIGEST_CHARACTERS = 12  # shown in a table, enough to tell thousands of digests apart
+_DIGEST_CHARACTERS = 12  # shown in tables; enough to tell thousands of digests apart
 
 
 @click.command("audit")

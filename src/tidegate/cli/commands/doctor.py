@@ -109,7 +109,7 @@ def _config(home: Path, holder: Holder | None) -> Finding:
         text = "; ".join(error.errors)
         if holder is None or error.config is None:
             return Finding("configuration", "fail", text)
-        # The running gateway may have its secrets from another environment, such as that of a service.
+        # The running gateway may have got its secrets from another environment, such as a service's.
         return Finding("configuration", "warn", f"the gateway would not start from this shell: {text}")
     if warnings:
         return Finding("configuration", "warn", "; ".join(warnings))
@@ -119,7 +119,7 @@ def _config(home: Path, holder: Holder | None) -> Finding:
 
 
 def _models(home: Path) -> Iterator[Finding]:
-    """Yields warnings for models with properties that are only assumed."""
+    """Yields warnings for models with assumed properties."""
     try:
         models = settings(home).models
     except TidegateError:
@@ -210,7 +210,7 @@ def _database(home: Path, holder: Holder | None) -> Finding:
 
 
 def _check_running(home: Path) -> tuple[list[str], list[str]]:
-    """Returns the problems found by a full check, and other open problems of the database or its disk."""
+    """Returns the problems found by a full check, and any other open problems with the database or its disk."""
     answer: dict[str, Any] = ask(home, {"do": "check"}, within=_CHECK_SECONDS)
     standing = [str(problem["text"]) for problem in answer["standing"]]
     return [str(problem) for problem in answer["problems"]], standing
@@ -239,7 +239,8 @@ def _disk(home: Path, _holder: Holder | None) -> Finding:
 
 
 def _protections(home: Path) -> Iterator[Finding]:
-    """Yields the isolation features of sandboxes, with a warning for each missing one that the settings require."""
+    """Yields the sandboxes' isolation features, with a warning for each feature that is required by the settings but
+    missing."""
     from tidegate.workspaces.kernel.sandbox_support import sandbox_features
 
     try:
@@ -255,8 +256,8 @@ def _protections(home: Path) -> Iterator[Finding]:
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """Reports how the limits of commands are enforced. This depends on how the gateway was started, so only a running
-    gateway knows it."""
+    """Reports how the limits for commands are enforced. This depends on how the gateway was started, so only a running
+    gateway knows."""
     if holder is None:
         return Finding("commands", "ok", "start the gateway to see how their limits are enforced.")
     try:

@@ -1,7 +1,7 @@
 """`tidegate keys`: keys for the HTTP API.
 
-For a new key, only the key itself is printed to standard output; its user and permissions go to standard error. The
-owner has all permissions, so creating another key for the owner requires an explicit option.
+When a key is created, only the key itself is printed to standard output; its user and permissions go to standard error.
+The owner has all permissions, so creating another key for the owner requires an explicit option.
 """
 
 import re
@@ -44,7 +44,7 @@ def add(
     """Create a key for the user NAME, and the user if necessary.
 
     The key is shown only once, since the gateway stores just a digest of it. Conversations belong to the user, so all
-    keys of the same user have access to them.
+    of the user's keys give access to them.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -81,7 +81,7 @@ def _agents(allowed: list[str] | None) -> str:
 
 
 def _description(name: str, role: str, agents: list[str] | None, new: bool) -> str:
-    """Returns one line about the new key."""
+    """Describes the new key in one line."""
     if role == "owner":
         what = f"This is another key for {name}, who owns this gateway and has all permissions"
     else:
@@ -123,7 +123,7 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
     try:
         api.call("DELETE", api.key(key_id))
     except NotFound:
-        # The gateway treats a revoked key as missing, but the user should learn that it had been revoked.
+        # The gateway treats a revoked key as missing, but the user should learn that it has already been revoked.
         if key_id not in {key["id"] for key in api.call("GET", "/api/keys")["keys"] if key.get("revoked")}:
             raise
         changed = False

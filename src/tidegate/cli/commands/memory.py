@@ -1,7 +1,7 @@
-"""`tidegate memory`: lists and edits notes about users and agents' work.
+"""`tidegate memory`: lists and edits notes about users and about agents' work.
 
-Edited notes are saved only if nobody else has changed the notes in the meantime. If somebody has, or if the new text is
-refused, it is saved to a file and the name of the file is printed, so no work is lost.
+Edited notes are saved only if nobody else has changed the notes in the meantime. Otherwise, or if the new text is
+refused, the text is saved to a file whose name is printed, so no work is lost.
 """
 
 import os
@@ -30,7 +30,7 @@ _SOURCES = {"person": "edited", "tool": "in a conversation", "end": "at the end 
 
 @click.group("memory")
 def command() -> None:
-    """List or edit notes about you, another user, or an agent's work."""
+    """List or edit notes about yourself, another user, or an agent's work."""
 
 
 def _subject_options(function: F) -> F:
@@ -43,7 +43,7 @@ def _subject_options(function: F) -> F:
 @home_option
 @json_option
 def list_(principal: str | None, agent: str | None, home: Path, as_json: bool) -> None:
-    """List notes, those written by users first, then the newest. New conversations get them in this order."""
+    """List notes: first those written by users, then the newest. New conversations get them in this order."""
     from tidegate.cli.client import GatewayClient
 
     found = _fetch_notes(GatewayClient(home), principal, agent)

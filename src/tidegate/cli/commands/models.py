@@ -1,6 +1,7 @@
 """`tidegate models`: the configured models, their properties, and the agents that use them.
 
-It needs no running gateway and sends no requests. It shows how many keys a model has, but never a key or its source.
+It does not need a running gateway and sends no requests. It shows how many keys a model has, but never a key or its
+source.
 """
 
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ def _rows(config: "Config") -> Iterator[dict[str, Any]]:
 
 
 def _prices(facts: "Facts") -> dict[str, Any] | None:
-    """Returns prices in dollars per million tokens. null means the same price as `input`."""
+    """Returns prices in dollars per million tokens. null means the same price as for `input`."""
     if facts.prices is None:
         return None
     prices = facts.prices

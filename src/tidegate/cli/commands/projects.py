@@ -1,7 +1,7 @@
 """`tidegate projects`: reviews files in shared project folders before they are used in prompts.
 
-When a file is shown, its invisible characters are made visible. The gateway accepts a file only if it has not changed
-since it was shown.
+Files are shown with invisible characters made visible. The gateway accepts a file only if it has not changed since it
+was shown.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from tidegate.cli.client import GatewayClient
 
 _PATH = "/api/projects/files"
-_SHOWN_BYTES = 1024 * 1024  # as much as fits into a prompt; the gateway digests the same part
+_SHOWN_BYTES = 1024 * 1024  # as much as fits into a prompt; the gateway's digest covers the same part
 
 
 @click.group("projects")
 def command() -> None:
-    """List or accept prompt files in project folders that users other than the owner could write to."""
+    """List or accept prompt files in project folders that users other than the owner can write to."""
 
 
 @command.command("list")
 @home_option
 @json_option
 def list_(home: Path, as_json: bool) -> None:
-    """List AGENTS.md and similar files, and skill files, in folders that other users' conversations worked in."""
+    """List skill files, AGENTS.md and similar files in folders in which other users' conversations have worked."""
     from tidegate.cli.client import GatewayClient
 
     files = _files(GatewayClient(home))
@@ -49,9 +49,9 @@ def list_(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def trust(paths: tuple[str, ...], yes: bool, home: Path, as_json: bool) -> None:
-    """Accept new or changed files at PATHS (default: all) in their current version.
+    """Accept the current versions of new or changed files at PATHS (default: all).
 
-    Each file is shown first. Accepted files are used in new conversations.
+    Each file is shown before it is accepted. Accepted files are used in new conversations.
     """
     from tidegate.cli.client import GatewayClient
 

@@ -90,7 +90,7 @@ def _override(setting: dict[str, Any]) -> str:
 
 
 def _setting(row: dict[str, Any]) -> tuple[Any, str, str]:
-    """Returns the value, source and expiry of a setting. A fallback is set automatically, and its value contains the
+    """Returns the value, source and expiry of a setting. Fallbacks are set automatically, and their value contains the
     expiry."""
     value = row["value"]
     if isinstance(value, dict):
@@ -225,9 +225,9 @@ def export(session: str, output: Path | None, force: bool, home: Path) -> None:
 @home_option
 @json_option
 def settings(home: Path, as_json: bool) -> None:
-    """List settings of individual conversations, such as a model chosen by the user, latest first.
+    """List the settings of individual conversations, such as a model chosen by the user, latest first.
 
-    The conversations of all users are included.
+    This includes all users' conversations.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -270,9 +270,9 @@ def clear(session: str, key: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def reload(session: str | None, everyone: bool, home: Path, as_json: bool) -> None:
-    """Apply the agent's current prompt and tools to one conversation or to all.
+    """Apply the agent's current prompt and tools to one conversation, or to all of them.
 
-    The model has to read a changed conversation again in full, since its cached prefix is rebuilt.
+    For a conversation that changes, the provider's cache starts over, so its next request is billed in full.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -294,7 +294,7 @@ def _reload(api: Any, session: str) -> bool:
 
 
 def _reload_all(api: Any, as_json: bool) -> None:
-    """Reloads conversations one by one. A conversation that is busy or no longer exists does not affect the others."""
+    """Reloads conversations one by one. A conversation that is busy or has been deleted does not affect the rest."""
     from tidegate.errors import Conflict, NotFound
 
     changed: list[str] = []

@@ -1,6 +1,6 @@
-"""`tidegate skills`: lists the agents' skills with their sources, and the folders that could not be used.
+"""`tidegate skills`: lists the agents' skills with their sources, and the folders that were left out.
 
-It needs no running gateway and changes nothing. It shows the skills that a new session would have.
+It does not need a running gateway and changes nothing. It shows the skills that a new session would have.
 """
 
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ from tidegate.status_report import (
     WorkspacesStatus,
 )
 
-_KINDS_SHOWN = 2  # per owner in the table; JSON has all of them
+_KINDS_SHOWN = 2  # per owner in the table; the JSON output has all of them
 
 
 @click.command("status")
@@ -123,7 +123,7 @@ def commands(workspaces: WorkspacesStatus) -> str:
 
 
 def _compactions(counts: dict[str, int]) -> str:
-    """Describes how often conversations were reduced to fit the window, by method."""
+    """Describes how often conversations were reduced to fit their models' windows, by method."""
     words = {
         "summary": "reduced by a summary", "excerpts": "by excerpts", "cut": "by a list", "media": "by omitting media",
         "useless": "useless summaries",
@@ -132,7 +132,7 @@ def _compactions(counts: dict[str, int]) -> str:
 
 
 def _model_state(state: ModelStatus) -> str:
-    """Describes the state of a model's keys and its failures. Empty if there is nothing to report."""
+    """Describes the state of a model's keys, and its failures. Empty if there is nothing to report."""
     parts = []
     if state.keys > 1:
         parts.append(f"{state.keys} keys, {state.keys_resting} in cooldown")

@@ -1,4 +1,4 @@
-"""`tidegate stop`: stops the running gateway, and waits until it has ended."""
+"""`tidegate stop`: stops the running gateway, and waits until it has exited."""
 
 import contextlib
 import sys
@@ -40,7 +40,7 @@ def command(home: Path, as_json: bool) -> None:
             print(waits, file=sys.stderr, flush=True)
         _wait(home, holder, deadline)
     except KeyboardInterrupt:
-        # After a second request the gateway does not wait for turns. It may have exited by now.
+        # After a second request, the gateway does not wait for turns. It may even have exited by now.
         with contextlib.suppress(ControlUnanswered):
             ask(home, {"do": "stop"})
         _wait(home, holder, deadline)

@@ -31,7 +31,7 @@ _WINDOWS = {"hour": "this hour", "day": "today", "month": "this month", "total":
 def command(by: str, since: str, until: str | None, budgets: bool, home: Path, as_json: bool) -> None:
     """Show the tokens and cost of all users' model calls. Times are UTC.
 
-    The usage of deleted conversations is still included, but without its user.
+    The usage of deleted conversations is still included, but no longer assigned to a user.
     """
     from tidegate.cli.client import GatewayClient
 
@@ -80,7 +80,7 @@ def _amount(row: dict[str, Any], unit: str) -> float:
 
 
 def fill_gaps(by: str, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Inserts an empty row for each hour or day that is missing between the rows, up to the maximum number of rows."""
+    """Inserts an empty row for each missing hour or day, up to the maximum number of rows."""
     pattern, length = _FORMATS[by], timedelta(hours=1) if by == "hour" else timedelta(days=1)
     before: datetime | None = None
     room, last = _MAX_ROWS, ""

@@ -12,7 +12,7 @@ class AgentSettings(Frozen, frozen=True):
 
     model: Annotated[str, Text(needed=True), "Name of a model in `[models.…]`."] = "main"
     fallback: Annotated[
-        tuple[str, ...], NameList(once=True), "Names of models to try in this order if `model` fails."
+        tuple[str, ...], NameList(once=True), "Names of models to try, in this order, if `model` fails."
     ] = ()
     fallback_for: Annotated[
         float, Duration(0), "How long a conversation uses a fallback before `model` is tried again."
@@ -25,7 +25,7 @@ class AgentSettings(Frozen, frozen=True):
     prompt: Annotated[str, Text(one_line=False, at_most=1_000_000), "The system prompt."] = (
         "You are a helpful assistant. Answer briefly and truthfully."
     )
-    tools: Annotated[tuple[str, ...], NameList(), "Names of the toolsets that the agent may use."] = ()
+    tools: Annotated[tuple[str, ...], NameList(), "Names of the toolsets available to the agent."] = ()
     caller_tools: Annotated[
         Literal["merge", "only", "ignore", "refuse"],
         OneOf("merge", "only", "ignore", "refuse", flags=("only", "refuse")),
@@ -35,10 +35,10 @@ class AgentSettings(Frozen, frozen=True):
     workspace: Annotated[
         str | None,
         FilePath(),
-        "A folder of yours in which all conversations of the agent work. It must not be a user's home folder or a "
-        "folder of the gateway. By default, each conversation has its own folder, which is removed with it.",
+        "A folder of yours in which all of the agent's conversations work. It must not be a user's home folder or a "
+        "folder of the gateway. By default, each conversation has its own folder, which is deleted with it.",
     ] = None
-    description: Annotated[str, Text(), "One line that helps users choose an agent."] = ""
+    description: Annotated[str, Text(), "A one-line description that helps users choose an agent."] = ""
     approvals: Annotated[
         Literal["strict", "balanced", "autonomous"],
         OneOf("strict", "balanced", "autonomous"),
@@ -58,7 +58,7 @@ class AgentSettings(Frozen, frozen=True):
     skills: Annotated[
         tuple[str, ...],
         NameList(),
-        "Names of the skills that the toolset `skills` offers; default: all that are found.",
+        "Names of the skills offered by the toolset `skills`; default: all that are found.",
     ] = ()
     project_files: Annotated[
         tuple[str, ...],
@@ -66,7 +66,9 @@ class AgentSettings(Frozen, frozen=True):
         "Files in the agent's `workspace` to add to the prompt, by relative path; see docs/skills.md.",
     ] = ("AGENTS.md", "CLAUDE.md")
     delegates: Annotated[
-        tuple[str, ...], NameList(), "Names of agents to which it may delegate tasks with the toolset `delegate`."
+        tuple[str, ...],
+        NameList(),
+        "Names of agents to which this agent may delegate tasks with the toolset `delegate`.",
     ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
@@ -106,11 +108,13 @@ class ContextSettings(Frozen, frozen=True):
     language: Annotated[
         str,
         OneOf(*LANGUAGES),
-        "Language whose word forms (boat, boats) a search for earlier messages treats as equal; none: every form is "
-        "different. After a change, all messages are indexed again in the background.",
+        "Language whose word forms (boat, boats) are treated as equal when messages are searched; none: every form is "
+        "different. After a change, all messages are reindexed in the background.",
     ] = "english"
-    summary_seconds: Annotated[float, Duration(1), "Time limit of one summary."] = 120.0
-    cooldown: Annotated[float, Duration(0), "Pause after a useless summary before another one is attempted."] = 600.0
+    summary_seconds: Annotated[float, Duration(1), "Time limit for writing one summary."] = 120.0
+    cooldown: Annotated[
+        float, Duration(0), "Pause after a summary that could not be used, before another one is attempted."
+    ] = 600.0
 
 
 class MemorySettings(Frozen, frozen=True):
@@ -124,7 +128,7 @@ class MemorySettings(Frozen, frozen=True):
     notes_bytes: Annotated[
         int, Size(1 * KiB, 16 * MiB), "Maximum size of the stored notes about one user or one agent."
     ] = 64 * KiB
-    at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes when a conversation ends."] = True
+    at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes from a conversation when it ends."] = True
     model: Annotated[str, Text(), "Name of the model in `[models.…]` that extracts notes; default: the agent's."] = ""
     provider: Annotated[
         str,
@@ -134,11 +138,11 @@ class MemorySettings(Frozen, frozen=True):
 
 
 class SkillSettings(Frozen, frozen=True):
-    """Folders with skills, in addition to those in the gateway's home folder and in an agent's project folder; see
+    """Folders with skills, in addition to the skills in the gateway's home folder and in an agent's project folder; see
     docs/skills.md."""
 
     folders: Annotated[
         tuple[str, ...],
         TextLines(),
-        "Further folders with skills. Each skill is a subfolder with a SKILL.md.",
+        "Additional folders with skills. Each skill is a subfolder that contains a SKILL.md.",
     ] = ()

@@ -39,19 +39,19 @@ class ModelSettings(Frozen, frozen=True):
     ] = ""
     model: Annotated[str, Text(), "The provider's name for the model; required unless `api` is demo."] = ""
     key: Annotated[
-        str | None, Reference(), "Reference to the API key. Keys are only read from the places named here."
+        str | None, Reference(), "Reference to the API key. Keys are read only from the places named here."
     ] = None
     keys: Annotated[
         tuple[str, ...],
         References(),
-        "References to several API keys, instead of `key`. When one has used up its quota, the next one is used.",
+        "References to several API keys, instead of `key`. When one key's quota is used up, the next key is used.",
     ] = ()
     headers: Annotated[
         Mapping[str, str],
         Headers(),
         "Extra HTTP headers. A value that is a reference is replaced with its secret.",
     ] = msgspec.field(default_factory=lambda: MappingProxyType({}))
-    connect_timeout: Annotated[float, Duration(0.1), "Time limit for making a connection."] = 10.0
+    connect_timeout: Annotated[float, Duration(0.1), "Time limit for establishing a connection."] = 10.0
     first_byte_timeout: Annotated[float, Duration(0.1), "Time limit for the first byte of an answer."] = 120.0
     idle_timeout: Annotated[float, Duration(0.1), "Time limit for a pause within an answer."] = 60.0
     proxy: Annotated[
@@ -63,16 +63,18 @@ class ModelSettings(Frozen, frozen=True):
     ca_file: Annotated[
         str | None,
         FilePath(),
-        "Further certificate authorities (PEM) to trust for this model, relative to the home folder.",
+        "Additional certificate authorities (PEM) to trust for this model, relative to the home folder.",
     ] = None
-    retries: Annotated[int, Integer(0, 20), "How often a failed call is retried, unless text was already shown."] = 3
+    retries: Annotated[
+        int, Integer(0, 20), "How often a failed call is retried, unless text has already been shown."
+    ] = 3
     context_window: Annotated[
         int | None,
         Integer(1024, 2**30),
-        "Maximum tokens of a request and its answer together; default: from the catalogue.",
+        "Maximum number of tokens in a request and its answer together; default: from the catalogue.",
     ] = None
     max_output: Annotated[
-        int | None, Integer(16, 2**30), "Maximum tokens of an answer; default: from the catalogue."
+        int | None, Integer(16, 2**30), "Maximum number of tokens in an answer; default: from the catalogue."
     ] = None
     vision: Annotated[
         bool | None, Flag(), "Whether the model accepts images and PDF documents; default: from the catalogue."
@@ -109,12 +111,12 @@ class ModelSettings(Frozen, frozen=True):
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The references to the API keys in the order of their use. Empty if the endpoint needs no key."""
+        """References to the API keys, in the order in which the keys are used. Empty if the endpoint needs no key."""
         return self.keys if self.key is None else (self.key,)
 
 
 class NetworkSettings(Frozen, frozen=True):
-    """How the gateway reaches models and other services; see docs/network.md."""
+    """How the gateway connects to models and other services; see docs/network.md."""
 
     proxy: Annotated[
         str,

@@ -15,16 +15,16 @@ class ServerSettings(Frozen, frozen=True):
     ] = "127.0.0.1"
     port: Annotated[int, Integer(0, 65535), "Port to listen on; 0 is any free port."] = 8420
     tls_cert: Annotated[str | None, FilePath(), "Certificate chain (PEM), relative to the home folder."] = None
-    tls_key: Annotated[str | None, FilePath(), "Private key of the certificate (PEM), relative to the home folder."] = (
+    tls_key: Annotated[str | None, FilePath(), "The certificate's private key (PEM), relative to the home folder."] = (
         None
     )
     insecure: Annotated[
-        bool, Flag(), "Listen beyond loopback without TLS, for a gateway behind a proxy that provides TLS."
+        bool, Flag(), "Listen beyond loopback without TLS, for use behind a proxy that provides TLS."
     ] = False
     one_core: Annotated[
         bool,
         Flag(),
-        "Keep the gateway's threads on one CPU core, which makes turns cheaper; false allows all cores.",
+        "Run all of the gateway's threads on one CPU core, which makes turns cheaper; false allows all cores.",
     ] = True
     origins: Annotated[
         tuple[str, ...], Origins(), "Origins of other web pages that may call the gateway from a browser."
@@ -47,7 +47,7 @@ class LogSettings(Frozen, frozen=True):
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
         OneOf("debug", "info", "warning", "error"),
-        "Lowest severity that is logged.",
+        "Lowest severity to log.",
     ] = "info"
     format: Annotated[
         Literal["text", "json"], OneOf("text", "json"), "Text for people, or one JSON object per line."

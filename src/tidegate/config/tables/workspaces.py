@@ -22,7 +22,7 @@ from tidegate.values import Frozen
 
 
 class WorkspaceSettings(Frozen, frozen=True):
-    """The environment in which agents' commands run, and the limits for the commands of one conversation."""
+    """The environment in which agents' commands run, and the limits for each conversation's commands."""
 
     backend: Annotated[
         Literal["auto", "bubblewrap", "local", "ssh", "none"],
@@ -42,32 +42,43 @@ class WorkspaceSettings(Frozen, frozen=True):
         "Whether commands in a sandbox can reach public addresses and those in web.private. Requires the packages "
         "passt and nftables.",
     ] = False
-    memory_bytes: Annotated[int, Size(16 * MiB), "Memory for all commands of one conversation together."] = 1024 * MiB
-    processes: Annotated[int, Integer(4, 100_000), "Processes that one conversation may run at once."] = 256
+    memory_bytes: Annotated[int, Size(16 * MiB), "Memory for all of one conversation's commands together."] = 1024 * MiB
+    processes: Annotated[
+        int, Integer(4, 100_000), "Maximum number of processes that one conversation may run at the same time."
+    ] = 256
     disk_bytes: Annotated[int, Size(1 * MiB), "Disk space of one conversation's folder."] = 2048 * MiB
-    files: Annotated[int, Integer(100), "Files and folders in one conversation's folder."] = 1_000_000
-    file_bytes: Annotated[int, Size(1 * MiB), "Largest file that a command may write."] = 1024 * MiB
-    cpu_seconds: Annotated[float, Duration(1), "CPU time of one command."] = HOUR
-    command_seconds: Annotated[float, Duration(1), "Longest time limit that a terminal command can have."] = 600.0
-    kept_processes: Annotated[int, Integer(1, 1000), "Finished background processes that stay listed."] = 20
+    files: Annotated[int, Integer(100), "Maximum number of files and folders in one conversation's folder."] = 1_000_000
+    file_bytes: Annotated[int, Size(1 * MiB), "Maximum size of a file that a command writes."] = 1024 * MiB
+    cpu_seconds: Annotated[float, Duration(1), "CPU time for one command."] = HOUR
+    command_seconds: Annotated[
+        float, Duration(1), "Longest time limit that an agent can set for a terminal command."
+    ] = 600.0
+    kept_processes: Annotated[int, Integer(1, 1000), "Number of finished background processes that stay listed."] = 20
     process_seconds: Annotated[
         float,
         Duration(0),
-        "Time limit of a background process. When it is reached, the process is ended and its agent notified. 0 means "
+        "Time limit for a background process. When it is reached, the process is killed and its agent notified. 0 "
+        "means "
         "no limit.",
     ] = 7 * DAY
-    process_log_bytes: Annotated[int, Size(64 * KiB), "Stored output of one background process."] = 4 * MiB
-    trash: Annotated[float, Duration(0), "How long the folder of an ended conversation can be restored."] = 7 * DAY
+    process_log_bytes: Annotated[int, Size(64 * KiB), "Maximum amount of output stored for one background process."] = (
+        4 * MiB
+    )
+    trash: Annotated[float, Duration(0), "How long an ended conversation's folder can be restored."] = 7 * DAY
     trash_bytes: Annotated[
-        int, Size(1 * MiB), "Disk space of these folders together; above it, the oldest are removed early."
+        int,
+        Size(1 * MiB),
+        "Disk space for all these folders together; when it is exceeded, the oldest are removed early.",
     ] = 8192 * MiB
     environment: Annotated[
         tuple[str, ...],
         NameList(),
-        "Environment variables of the gateway that commands can see. None may contain a secret.",
+        "The gateway's environment variables that commands can see. None of them may contain a secret.",
     ] = ("LANG", "TZ")
-    read_only: Annotated[tuple[str, ...], TextLines(), "Further folders that commands in a sandbox may read."] = ()
-    ssh_host: Annotated[str, Text(), "Where commands run with the backend ssh: `host` or `user@host`."] = ""
+    read_only: Annotated[tuple[str, ...], TextLines(), "Additional folders that commands in a sandbox may read."] = ()
+    ssh_host: Annotated[
+        str, Text(), "The machine on which commands run with the backend ssh: `host` or `user@host`."
+    ] = ""
     ssh_options: Annotated[
         tuple[str, ...], TextLines(), 'Options for ssh, such as `"Port=2222"` or `"IdentityFile=~/.ssh/agent"`.'
     ] = ()
@@ -88,16 +99,16 @@ class WebSettings(Frozen, frozen=True):
         "password. The proxy then resolves names, so it must itself refuse private addresses.",
     ] = "none"
     fetch_bytes: Annotated[
-        int, Size(1 * KiB, 64 * MiB), "Largest page or file that is fetched, after decompression."
+        int, Size(1 * KiB, 64 * MiB), "Maximum size of a fetched page or file, after decompression."
     ] = 8 * MiB
-    fetch_seconds: Annotated[float, Duration(1), "Time limit of one fetch or search, including redirects."] = 30.0
+    fetch_seconds: Annotated[float, Duration(1), "Time limit for one fetch or search, including redirects."] = 30.0
     search: Annotated[
         Literal["none", "searxng", "brave", "tavily"],
         OneOf("none", "searxng", "brave", "tavily"),
         "The search engine.",
     ] = "none"
     search_url: Annotated[
-        str, BaseUrl(), "Base URL of the search engine's API; required for searxng, while the others have a default."
+        str, BaseUrl(), "Base URL of the search engine's API; required for searxng; the others have a default."
     ] = ""
     search_key: Annotated[
         str | None, Reference(), "Reference to the search engine's API key; required for brave and tavily."

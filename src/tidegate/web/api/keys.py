@@ -16,7 +16,7 @@ from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 LOGIN_BYTES = 4096
-"""The largest body of a sign-in request in bytes. Anyone may send such a request, so the limit is low."""
+"""Maximum size of a sign-in request's body in bytes. Anyone can send such a request, so the limit is low."""
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 

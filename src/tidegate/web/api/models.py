@@ -10,7 +10,7 @@ from tidegate.web.app.http_response import HttpResponse, json_response
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """An agent, in the format of OpenAI's models."""
+    """An agent, in OpenAI's format for models."""
 
     id: str
     object: Literal["model"] = "model"

@@ -60,7 +60,8 @@ class StatusApi:
         return json_response(readiness, status=200 if readiness.ready else 503)
 
     async def metrics(self, request: Request) -> HttpResponse:
-        # The library is imported at the first scrape, in a thread. The metrics belong to the loop and are read there.
+        # The library is imported at the first scrape, in a thread. The metrics belong to the event loop and are read
+        # there.
         if self._scrape is None:
             self._scrape = await to_thread.run_sync(self._load_metrics)
         return self._scrape()

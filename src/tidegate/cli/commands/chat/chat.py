@@ -1,9 +1,10 @@
 """`tidegate chat`: a streaming terminal client of the running gateway.
 
-It uses the same API as every other client. The only part of a conversation that it stores is the lines that the user
-typed (`chat-history` in the home folder). Ctrl-C stops the running turn; a second Ctrl-C, or Ctrl-D, leaves. In either
-case, the gateway still processes the messages that it has accepted. Agents' questions are shown here, but can also be
-answered elsewhere. If the input is a pipe, each line is sent as an unattended message, and only answers are printed.
+It uses the same API as every other client. The only part of a conversation that it stores is what the user typed
+(`chat-history` in the home folder). Ctrl-C stops the running turn; a second Ctrl-C, or Ctrl-D, exits. In either case,
+the gateway still processes the messages that it has accepted. Agents' questions are shown here, but can also be
+answered elsewhere. If the input is a pipe, each line is sent as an unattended message, and only the answers are
+printed.
 """
 
 import sys
@@ -93,7 +94,7 @@ class _Chat:
         self._home = home
         self._agent = agent
         self.session = session
-        self._attended = interactive  # in a pipe there is nobody to ask
+        self._attended = interactive  # if the input is a pipe, there is nobody to ask
         self._printer = Printer(interactive=interactive)
         self._questions = QuestionPrompt(api, self._printer, self._command) if interactive else None
 
@@ -111,7 +112,7 @@ class _Chat:
         if self.session is None or self._questions is None:
             return
         waiting = self._api.call("GET", "/api/approvals", query={"session": self.session, "limit": 1})["approvals"]
-        # The question may belong to a delegated task of the running turn: follow the running turn.
+        # The question may belong to a task delegated by the running turn, so follow the running turn.
         turn = self._api.call("GET", self._api.session(self.session))["running"] if waiting else None
         if turn is not None:
             with InterruptHandler() as interrupts:

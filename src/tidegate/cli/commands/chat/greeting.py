@@ -13,12 +13,12 @@ from tidegate.errors import TidegateError
 from tidegate.gateway import ask
 from tidegate.status_report import AgentModel
 
-_ROWS = 50  # read from the end of the transcript to find the last exchange
-_MESSAGE_CHARACTERS = 300  # printed of each of its messages
+_ROWS = 50  # read from the end of the transcript, to find the last exchange
+_MESSAGE_CHARACTERS = 300  # printed of each message of that exchange
 
 
 def greeting(api: GatewayClient, home: Path, session: str | None, agent: str | None) -> str:
-    """Returns one line with title, agent and model."""
+    """Returns one line with the conversation's title, agent and model."""
     if session is None:
         agents = {view["name"]: view for view in api.call("GET", "/api/agents")["agents"]}
         name = agent or ("main" if "main" in agents else next(iter(agents), ""))

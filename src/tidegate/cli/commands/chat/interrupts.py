@@ -1,7 +1,7 @@
-"""Handling of Ctrl-C while a turn runs.
+"""Handling of Ctrl-C while a turn is running.
 
 The first press sends a stop request to the gateway, and the client follows the turn to its end. This also works before
-the gateway has returned the turn's id. The second press leaves the client. Outside of a turn, Ctrl-C has its usual
+the gateway has returned the turn's id. The second press exits the client. Outside of a turn, Ctrl-C has its usual
 effect.
 """
 

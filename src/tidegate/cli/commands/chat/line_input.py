@@ -1,7 +1,7 @@
 """Line input at the terminal, with prompt_toolkit if it is installed (extra `chat`), otherwise with readline.
 
-Both keep a history file of limited size that only its owner can read, and treat pasted lines as one entry. Ctrl-D at
-the beginning of a line raises EOFError. Ctrl-C raises KeyboardInterrupt.
+With either, the history file has a limited size and can be read only by its owner, and pasted lines count as one entry.
+Ctrl-D at the beginning of a line raises EOFError. Ctrl-C raises KeyboardInterrupt.
 """
 
 import os

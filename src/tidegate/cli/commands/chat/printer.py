@@ -1,7 +1,7 @@
-"""The output of the terminal client: answers, notes, and the output of tools.
+"""The terminal client's output: answers, notes and tool output.
 
-In a pipe, answers go to standard output and notes to standard error. At a terminal, everything goes to standard output,
-with notes and tool output in faint text if colours are enabled. Printed text cannot move the cursor.
+If the output is a pipe, answers go to standard output and notes to standard error. On a terminal, everything goes to
+standard output, with notes and tool output in faint text if colours are enabled. Printed text cannot move the cursor.
 """
 
 import os
@@ -49,8 +49,8 @@ class Printer:
         self._write("\n")
 
     def progress(self, text: str) -> None:
-        """Prints output of a running tool as it arrives, except in a pipe."""
-        # Programs with a progress display overwrite their line; each state is printed on a line of its own.
+        """Prints a running tool's output as it arrives, unless the output is a pipe."""
+        # Programs with a progress display overwrite their line. Print each state on its own line instead.
         if self._interactive and (shown := strip_controls(text.replace("\r\n", "\n").replace("\r", "\n"))):
             self._switch_to(tool=True)
             self._write(shown, faint=True)

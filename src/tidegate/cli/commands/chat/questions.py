@@ -1,8 +1,8 @@
-"""Agents' questions and approval requests at the terminal.
+"""Agents' questions and approval requests on the terminal.
 
 A question is shown in full and stays open until it is answered, it expires, or its turn is stopped. If it is closed
-elsewhere, the prompt ends within moments. Ambiguous replies are ignored. As everywhere, a slash followed by a word is a
-command. Neither the question nor the answer is lost if the gateway is unavailable for a short time.
+elsewhere, the prompt disappears within moments. Ambiguous replies are ignored. As everywhere, a slash followed by a
+word is a command. Neither the question nor the answer is lost if the gateway is briefly unavailable.
 """
 
 import os
@@ -25,7 +25,7 @@ _COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
 
 
 class QuestionPrompt:
-    """Asks the user questions at this terminal. `command` sends a slash command to the gateway and prints the reply."""
+    """Asks the user questions at this terminal. `command` sends a slash command to the gateway and prints its reply."""
 
     def __init__(self, api: GatewayClient, printer: Printer, command: Callable[[str], None]) -> None:
         self._api = api
@@ -90,7 +90,7 @@ class QuestionPrompt:
 
 
 def question_lines(question: dict[str, Any]) -> list[str]:
-    """Returns the lines of the complete question, with numbered choices."""
+    """Returns the complete question as lines of text, with numbered choices."""
     lines = strip_controls(question["summary"]).split("\n")
     return [
         *lines,
@@ -106,7 +106,7 @@ def heading(question: dict[str, Any]) -> str:
 
 
 def hint(question: dict[str, Any]) -> str:
-    """Returns the possible replies, for the prompt."""
+    """Returns a list of possible replies for the prompt."""
     if question["kind"] == "approval":
         return "y approves, n [REASON] denies"
     return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"

@@ -1,8 +1,8 @@
 """Follows a turn in the terminal by printing the events of its session.
 
-The answer is printed exactly once and in full, no matter when the client connects. Text is printed as it streams, and
-any missed text is taken from the outcome of the turn. Tool output is printed up to a limit. Each question of the turn
-is shown to the user once.
+The answer is printed in full and exactly once, no matter when the client connects. Text is printed as it arrives, and
+any missed text is taken from the turn's outcome. Tool output is printed up to a limit. Each of the turn's questions is
+shown to the user once.
 """
 
 import json
@@ -17,17 +17,17 @@ from tidegate.cli.commands.chat.printer import Printer
 from tidegate.cli.commands.chat.questions import QuestionPrompt
 from tidegate.cli.output import strip_controls
 
-_RECONNECTS = 5  # broken streams before giving up
-_PAUSE_SECONDS = 0.5  # multiplied by the number of breaks
+_RECONNECTS = 5  # number of lost connections before giving up
+_PAUSE_SECONDS = 0.5  # multiplied by the number of lost connections
 _NO_ROWS = 1 << 53  # an event id above that of any row, since committed rows are in the outcome
 _PROGRESS_CHARACTERS = 4000  # printed per call, a few screens; the rest is in the result
 _ROWS = 100  # rows read for a turn that was over before the stream was open
-_EXCERPT_CHARACTERS = 400  # printed of a call or a failure, as in the stream
+_EXCERPT_CHARACTERS = 400  # printed of a call or failure, as in the stream
 _OVER = ("answered", "failed", "stopped", "refused")
 
 
 class TurnFollower:
-    """Follows one turn of one session.
+    """Follows one turn of a session.
 
     The gateway's stream always repeats a running turn from its beginning. This class counts the text, notes and
     progress that it has printed, so that after a reconnect the output continues where it stopped.
@@ -45,10 +45,10 @@ class TurnFollower:
         self._printed = [0, 0, 0]  # characters of text, notes, characters of progress
         self._received = [0, 0, 0]  # the same for the current stream
         self._output: dict[str, int] = {}  # characters of progress by running call
-        # lint: allow it ends with the turn; question ids, with True once the user knows the outcome
+        # lint: allow lives as long as the turn; question ids, with True once the user knows the outcome
         self._asked: dict[str, bool] = {}
         self._ours = False
-        self._noticed: set[str] = set()  # lint: allow it ends with the turn
+        self._noticed: set[str] = set()  # lint: allow lives as long as the turn
 
     def follow(self) -> bool:
         """Prints the turn until it has ended. Returns True if the turn was answered, or stopped by a user."""
@@ -56,7 +56,7 @@ class TurnFollower:
 
     def _outcome(self) -> dict[str, Any]:
         for again in range(_RECONNECTS + 1):
-            # The stream is opened before the turn is read, so the end of the turn cannot be missed: it is either on the
+            # The stream is opened before the turn is read, so the turn's end cannot be missed: it is either in the
             # stream or in the outcome.
             with closing(self._events()) as events:
                 try:
@@ -161,7 +161,7 @@ class TurnFollower:
             self._printed[1] = self._received[1]
 
     def _print_calls(self) -> None:
-        """Prints the tool calls from the transcript. Used if the turn was over before the stream was open."""
+        """Prints the tool calls from the transcript. Used if the turn ended before the stream was open."""
         rows = self._api.call("GET", f"{self._path}/messages", query={"limit": _ROWS})["messages"]
         for message in (row["message"] for row in rows if row.get("turn") == self._turn):
             for call in message.get("calls", ()):
@@ -188,5 +188,5 @@ class TurnFollower:
 
 
 def _failure(event: dict[str, Any], text: str) -> str:
-    """Returns one line about a failed call. If the call was interrupted, its text already says so."""
+    """Describes a failed call in one line. If the call was interrupted, its text already says so."""
     return f"{event['name']}: {text}" if event.get("interrupted") else f"{event['name']} failed: {text}"

@@ -1,12 +1,12 @@
-"""Ranked search: the messages that best match the words of a question, most of which need not occur.
+"""Ranked search: the messages that best match the words in a question, even if most of the words do not occur in them.
 
 A message is scored by the terms that it contains, weighted by their rarity among the caller's own messages (BM25
 without counting repetitions), and to a lesser degree by the terms of its neighbours: an answer often does not repeat
 the words of the question before it. Long messages count less, since they contain many words. Dates in the query raise
-messages of that time. Among equals, the newer message comes first.
+messages of that time. Among messages with equal scores, the newest comes first.
 
-Only the caller's ranges of the index are read, and of each term at most `TERM_ENTRIES` entries, so the time of a search
-is bounded. docs/decisions/0043-ranked-search.md has the measurements.
+Only the caller's ranges of the index are read, and at most `TERM_ENTRIES` entries for each term, so the time of a
+search is bounded. For measurements, see docs/decisions/0043-ranked-search.md.
 """
 
 import heapq
@@ -35,35 +35,36 @@ from tidegate.store.tables.search.search_index import (
 T = TypeVar("T")
 
 TERMS = 32
-"""The most terms of a query that are used."""
+"""Maximum number of terms used from a query."""
 QUERY_CHARACTERS = 4_000
 TERM_ENTRIES = 10_000
-"""The most entries of one term that are read: the newest, and the newest among those with another term of the query."""
+"""Maximum number of entries read for one term: the newest ones, and the newest of those with another term from the
+query."""
 RANKED = 200
-"""The most messages that a ranked search returns, over all its pages."""
+"""Maximum number of messages that a ranked search returns, on all its pages together."""
 CANDIDATES = 400
-"""The number of messages whose rows are read, to check them and to compare their times."""
+"""Number of messages whose rows are read, to check them and to compare their times."""
 
 BEFORE, AFTER, FAR = 0.5, 0.4, 0.25
-"""The weights of terms that occur only in the message before, only in the message after, or only in those beyond."""
+"""The weights of terms that occur only in the preceding message, only in the following one, or only in those beyond."""
 LENGTH_WEIGHTS = (1.0, 0.9, 0.7, 0.5)
 """The weights of messages by length class."""
 SAME_DAY, NEAR_DAY, SAME_PERIOD = 1.0, 0.5, 0.5
-"""By how much the score rises if the message is of the day in question, at most `NEAR_DAYS` from it, or of the month or
-year in question."""
+"""The increase of the score if the message is from the day in question, at most `NEAR_DAYS` away from it, or from the
+month or year in question."""
 NEAR_DAYS = 3
 _LENGTH = (1 << LENGTH_BITS) - 1
 
 
 class Question:
-    """The terms and dates of a query. `terms` are looked up in the index, `former` in that of the earlier format."""
+    """A query's terms and dates. `terms` are looked up in the index, `former` in the index in the earlier format."""
 
     def __init__(self, query: str, analyzer: Analyzer, now: float) -> None:
         words = analyzer.words(query[:QUERY_CHARACTERS])
         prefixes = {word for part in query.split() if part.endswith("*") for word in analyzer.words(part)[-1:]}
         content = [word for word in words if word not in QUESTION_WORDS] or words
         self.words = list(dict.fromkeys(content))
-        """The words of the query, for excerpts."""
+        """The query's words, for excerpts."""
         terms: dict[str, None] = {}
         for word in self.words:
             if word in prefixes:
@@ -88,8 +89,8 @@ def search_ranked(
     skip: int = 0,
     limit: int = 20,
 ) -> tuple[list[T], bool]:
-    """Returns the messages with the ranks from `skip` on, converted by `show`, and whether there are more. The scope is
-    that of `search.search_messages`."""
+    """Returns the messages from rank `skip` on, converted with `show`, and whether there are more. The scope is the
+    same as for `search.search_messages`."""
     scored = [*_scores(db, question, principal, session), *_former_scores(db, question, principal, session)]
     rows: list[tuple[float, float, int, str, bool, Any]] = []
     blocks: dict[int, tuple[str, int] | None] = {}
@@ -147,7 +148,7 @@ def _scores(db: Db, question: Question, principal: str, session: str | None) -> 
         count = len(entries)
         others = [each for each in question.terms if each != term]
         if not complete:
-            # The newest entries stand for all, as far as the numbers of their blocks tell.
+            # The newest entries stand for all entries, as far as their block numbers allow this.
             covered = sum(max(0, end - max(first, entries[-1] >> ENTRY_BITS)) for first, end in scope)
             count = min(total, count * sum(end - first for first, end in scope) // max(1, covered))
             if others:
@@ -203,7 +204,7 @@ def _with_neighbours(
 def _former_scores(
     db: Db, question: Question, principal: str, session: str | None
 ) -> list[tuple[float, int, int, bool]]:
-    """Returns (score, 0, row id, False) for messages that only the index of the earlier format contains."""
+    """Returns (score, 0, row id, False) for messages that only the index in the earlier format contains."""
     mark = count_former(db)
     if not mark:
         return []
@@ -220,7 +221,7 @@ def _former_scores(
 
 
 def _entries(db: Db, sql: str, match: str, scope: list[tuple[int, int]], bits: int) -> tuple[list[int], bool]:
-    """Returns the newest matching entries in the scope, and whether these are all."""
+    """Returns the newest matching entries in the scope, and whether these are all of them."""
     found: list[int] = []
     for first, end in scope:
         left = TERM_ENTRIES - len(found)
@@ -231,7 +232,7 @@ def _entries(db: Db, sql: str, match: str, scope: list[tuple[int, int]], bits: i
 
 
 def _time_factor(wanted: list[Period], at: float) -> float:
-    """Returns the factor by which the dates in the query raise the score of a message of this time."""
+    """Returns the factor by which the dates in the query raise the score of a message with this time."""
     rise = 0.0
     for period in wanted:
         days = period.distance(at)

@@ -1,4 +1,4 @@
-"""Searches in the index of messages and titles: for all words of a query, and for sessions that contain them.
+"""Searches in the index of messages and titles: for all words in a query, and for sessions that contain them.
 
 Any text is a valid query. Only sessions of the searching principal are searched: a search reads the principal's ranges
 of the index, and every entry is checked against its rows. The index contains stems, so every match is also checked
@@ -31,24 +31,26 @@ from tidegate.values import Message, Role
 T = TypeVar("T")
 
 WORDS = 32
-"""The most words of a query that are used."""
+"""Maximum number of words used from a query."""
 HITS = 10_000
-"""The most entries that one read checks."""
+"""Maximum number of entries checked in one read."""
 HITS_AT_ONCE = 1_000
-"""The number of entries per statement."""
+"""Number of entries per statement."""
 READS = 100
-"""The most reads per search, so that no query can keep the readers busy."""
+"""Maximum number of reads per search, so that no query can keep the readers busy."""
 SKIPPED = 20
-"""The number of further matches in an already found session that are read before the search continues after that
+"""Number of further matches in an already found session that are read before the search continues after that
 session."""
 MENTION_BYTES = 4 * 1024 * 1024
-"""Bytes of messages that one read decompresses and checks in some ten milliseconds, not counting the last message."""
+"""Maximum number of bytes of messages, not counting the last one, that one read decompresses and checks. This takes
+some ten milliseconds."""
 FORMER_ROW = (1 << FORMER_BITS) - 1
-"""The bits of an entry of the earlier index that hold the row id."""
+"""The bits of an entry in the earlier index that contain the row id."""
 
 
 class Mention(Row, frozen=True):
-    """A message that was found, with its entry in the index and its position (`place`) in its session's transcript."""
+    """A message found by a search, with its entry in the index and its position (`place`) in its session's
+    transcript."""
 
     entry: int
     session: str
@@ -87,7 +89,7 @@ class AllWords:
             former.append(dialect.match_word(f"{prefix}*"))
         self.match = dialect.match_all(list(dict.fromkeys(parts)))
         self.former = dialect.match_all(former)
-        """The query for the index of the earlier format, which contains words."""
+        """The query for the index in the earlier format, which contains words."""
 
     @property
     def shown(self) -> list[str]:
@@ -105,7 +107,7 @@ class AllWords:
 
 
 def _is_within(word: str, words: Sequence[str]) -> bool:
-    """True if a word of a script without spaces is part of one of the words."""
+    """True if a word in a script without spaces is part of one of the words."""
     return ord(word[0]) >= 0xE00 and any(word in each for each in words)
 
 
@@ -119,7 +121,7 @@ def _contains(words: Sequence[str], phrase: Sequence[str]) -> bool:
 
 
 def words(db: Db, query: str) -> list[str]:
-    """Returns the words of the query. Prefixes end in *."""
+    """Returns the query's words. Prefixes end in *."""
     return AllWords(query, analyzer(db)).shown
 
 
@@ -139,10 +141,10 @@ def search_messages(
     former: bool = False,
     limit: int = 20,
 ) -> tuple[list[T], int | None]:
-    """Returns the next messages that match the query, converted by `show`, and the entry to continue from. Searches one
-    session of the principal or all of them: latest session first, and latest message first within each. The only
-    one-shot conversation searched is `own`. Messages of the running `turn` are left out. `former` searches the earlier
-    index, for the messages that only it contains."""
+    """Returns the next messages that match the query, converted with `show`, and the entry from which to continue.
+    Searches one or all of the principal's sessions: latest session first, and latest message first within each. The
+    only one-shot conversation searched is `own`. Messages of the running `turn` are left out. With `former`, searches
+    the earlier index, for messages that only it contains."""
     match = query.former if former else query.match
     mark = count_former(db) if former else 0
     if not match or (former and not mark):
@@ -183,8 +185,8 @@ def place_of(entry: int, first: int) -> int:
 
 
 def matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[int]:
-    """Yields the matching entries in the given range, the highest first. Several statements are used, so that a loop
-    that stops early reads little."""
+    """Yields the matching entries in the given range, highest first. Uses several statements, so that a loop that stops
+    early reads little."""
     size = 20
     while True:
         rows: list[Any] = db.execute(sql, (match, lowest, below, size)).fetchall()
@@ -225,8 +227,8 @@ def results_below(
     db: Db, principal: str, own: str, number: int, span: int, limit: int
 ) -> tuple[list[tuple[int, SpooledRow]], int | None]:
     """Returns spooled text results from the principal's sessions whose number is below `number`: latest session first,
-    and newest result first within each. At most `span` session numbers are searched. The second value is the number to
-    continue from, or None at the end. The only one-shot conversation searched is `own`."""
+    and newest result first within each. At most `span` session numbers are searched. The second value is the number
+    from which to continue, or None at the end. The only one-shot conversation searched is `own`."""
     found: list[tuple[int, SpooledRow]] = []
     for first, end in ranges(db, principal):
         end = min(end, number)

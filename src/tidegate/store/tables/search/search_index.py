@@ -1,16 +1,16 @@
 """The full-text index of messages and titles: its numbering, and how it is filled.
 
 Texts are not stored twice: the index contains only terms (`store/analysis.py`) and numbers. Messages are indexed in
-bounded batches, off the hot path, in the transaction that moves the mark, so a crash loses and repeats nothing. The
-index knows its language; if that changes, the index is filled again.
+bounded batches, off the hot path, in the transaction that moves the mark, so nothing is lost or repeated after a crash.
+The index records its language; if that changes, the index is rebuilt.
 
-The number of an entry consists of a block, a place in the block, and a length class. A block covers `BLOCK` adjacent
-positions of one session, so the neighbours of a message are adjacent numbers. The blocks of one principal come from a
-few ranges of numbers (extents). So one conversation is one short range of the index, all conversations of a person are
-a few, and a search reads no entries of other people.
+An entry's number consists of a block, a place in the block, and a length class. A block covers `BLOCK` adjacent
+positions in one session, so neighbouring messages have adjacent numbers. One principal's blocks come from a few ranges
+of numbers (extents). A conversation is therefore one short range of the index, all of a person's conversations are a
+few ranges, and a search never reads other people's entries.
 
-A store of an earlier format has an index of words, whose entries are numbered by session and row id. It answers for the
-messages that are not in the new index yet, and is dropped when all are.
+A store in an earlier format has an index of words, whose entries are numbered by session and row id. It is used for the
+messages that are not in the new index yet, and is dropped when all of them are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,24 +26,25 @@ from tidegate.store.rows import unpack
 from tidegate.values import LANGUAGES, Message
 
 BATCH = 200
-"""The most messages per indexing write, so that a turn's write does not wait long behind it."""
+"""Maximum number of messages per indexing write, so that a turn's write does not have to wait long for it."""
 BATCH_CHARACTERS = 100_000
-"""The most characters per indexing write, not counting its last message. Indexing them takes some ten milliseconds."""
+"""Maximum number of characters per indexing write, not counting its last message. Indexing them takes some ten
+milliseconds."""
 CATCH_UP = 50
-"""The most batches that a search indexes before it returns results, which takes about half a second."""
+"""Maximum number of batches that a search indexes before it returns results, which takes about half a second."""
 INDEXED_CHARACTERS = 200_000
-"""The number of characters of a long message that are searchable. The rest is usually a dump or a web page, and is
-still in the transcript."""
+"""Number of characters of a long message that are searchable. The rest is usually a dump or a web page, and is still in
+the transcript."""
 PLACE_BITS = 12
 LENGTH_BITS = 2
 BLOCK = 1 << PLACE_BITS
-"""Positions of one block. Almost all conversations have one block. The numbers of larger blocks would need more bytes
-in the index."""
+"""Number of positions in one block. Almost all conversations have only one block. With larger blocks, the numbers would
+need more bytes in the index."""
 ENTRY_BITS = PLACE_BITS + LENGTH_BITS
 LENGTHS = (400, 2_000, 10_000)
-"""The characters above which a message is in the next length class."""
+"""The numbers of characters above which a message is in the next length class."""
 EXTENT = 4096
-"""How many blocks are first reserved for a principal. The conversations of most people fit into this one range."""
+"""Number of blocks initially reserved for a principal. Most people's conversations fit into this one range."""
 EXTENT_GROWTH = 16
 """The factor by which further reservations grow. It keeps the number of ranges small, since each range is searched
 separately."""
@@ -51,7 +52,7 @@ QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
 """Tools that quote messages. Their arguments and results are not indexed, so that they do not count as further
 mentions."""
 FORMER_BITS = 32
-"""The number of low bits in an entry of the earlier index that hold the row id of the message. The higher bits hold the
+"""Number of low bits in an entry in the earlier index that contain the message's row id. The higher bits contain the
 block."""
 LAST = 2**62
 """A number higher than that of any entry."""
@@ -66,7 +67,8 @@ class Searchable(Protocol):
 
 
 def count_unindexed(db: Db) -> int:
-    """Returns the approximate number of rows that wait to be indexed, without those that the earlier index contains."""
+    """Returns the approximate number of rows that are waiting to be indexed, not counting those that the earlier index
+    contains."""
     return max(0, int(db.execute("SELECT coalesce(max(id), 0) FROM messages").get) - _meta(db, "indexed"))
 
 
@@ -76,7 +78,8 @@ def count_former(db: Db) -> int:
 
 
 def is_behind(db: Db, turn: str) -> bool:
-    """True if messages of other turns, which a search of this turn could find, are not indexed yet."""
+    """True if there are messages from other turns that a search in this turn could find but that are not indexed
+    yet."""
     waiting = db.execute(
         "SELECT 1 FROM messages WHERE id > (SELECT value FROM meta WHERE key = 'indexed') AND turn IS DISTINCT FROM ?"
         " LIMIT 1",
@@ -95,14 +98,14 @@ async def catch_up(store: Searchable) -> int:
 
 
 def set_language(db: Db, language: str) -> None:
-    """Sets the language of the index. If it was another one, all messages are indexed again."""
+    """Sets the index's language. If it changes, all messages are indexed again."""
     number = LANGUAGES.index(language)
     if _meta(db, "index_language") != number:
         dialect.clear_index(db)
         db.execute("DELETE FROM index_unplaced")
         db.execute("UPDATE indexed_extents SET entries = 0")
         db.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
-        # The earlier index keeps what it has: the messages up to its mark.
+        # The earlier index keeps its messages, which are those up to its mark.
         db.execute("UPDATE meta SET value = ? WHERE key = 'index_language'", (number,))
 
 
@@ -119,7 +122,7 @@ def _meta(db: Db, key: str) -> int:
 
 
 def index(db: Db, batch: int = BATCH) -> int:
-    """Indexes the next titles and messages. Returns the number of rows processed, 0 if all new ones are done."""
+    """Indexes the next titles and messages. Returns the number of rows processed, or 0 if there are no new ones."""
     titles = _index_titles(db, batch)
     done, rows = _read(db, _PLACED, (batch,))
     if done:
@@ -135,8 +138,8 @@ def index(db: Db, batch: int = BATCH) -> int:
 
 
 def index_former(db: Db, batch: int = BATCH) -> int:
-    """Indexes the next messages, the latest first, that only the earlier index contains. Drops that index at the end.
-    Returns the number of rows processed, 0 if there is no earlier index."""
+    """Indexes the next messages that only the earlier index contains, latest first. Finally, drops that index. Returns
+    the number of rows processed, or 0 if there is no earlier index."""
     mark = _meta(db, "former")
     if mark == 0:
         return 0
@@ -186,7 +189,7 @@ def _add(db: Db, rows: list[tuple[int, str, int | None, str]]) -> None:
             length = sum(len(text) > least for least in LENGTHS)
             entries.append((entry_of(blocks[session, part], place) | length, " ".join(terms)))
     if entries:
-        # In order, since the index starts a new segment for each entry that does not follow the last one.
+        # Add them in order, since the index starts a new segment for each entry that does not follow the last one.
         db.executemany(dialect.INSERT_ENTRY, sorted(entries))
         counts: dict[int, int] = {}
         for entry, _ in entries:
@@ -215,12 +218,12 @@ def _index_titles(db: Db, batch: int) -> int:
 
 
 def retitled(db: Db, session: str) -> None:
-    """Records that the title or the name of a session is not in the index yet."""
+    """Records that a session's title or name is not in the index yet."""
     db.execute("INSERT INTO index_retitled(session) VALUES(?) ON CONFLICT(session) DO NOTHING", (session,))
 
 
 def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
-    """Removes the messages at these positions of a session from the index, or the whole session."""
+    """Removes a session from the index, or only its messages at these positions."""
     rows: list[Any] = db.execute("SELECT number, part FROM index_blocks WHERE session = ?", (session,)).fetchall()
     for number, part in rows:
         low = max(first, part << PLACE_BITS)
@@ -240,7 +243,7 @@ def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
 
 
 def searchable(message: Message) -> str:
-    """Returns the searchable text of a message: its text, the gateway's notes on it, and the names and arguments of its
+    """Returns a message's searchable text: its own text, the gateway's notes on it, and the names and arguments of its
     tool calls."""
     if message.role == "tool" and message.name in QUOTING:
         return ""
@@ -252,7 +255,7 @@ def searchable(message: Message) -> str:
 
 
 def _readable(arguments: str) -> str:
-    """Returns a call's arguments without the syntax and escapes of JSON, or unchanged if they are not JSON."""
+    """Returns a call's arguments without JSON syntax and escapes, or unchanged if they are not JSON."""
     try:
         return "\n".join(_leaves(msgspec.json.decode(arguments)))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -298,8 +301,8 @@ def _block(db: Db, session: str, part: int) -> int:
 
 
 def ranges(db: Db, principal: str | None, session: str | None = None) -> list[tuple[int, int]]:
-    """Returns the ranges of block numbers of a principal, or of one session, as (first, end), the latest first. If
-    `principal` is None, one range contains the sessions of all principals."""
+    """Returns the ranges of block numbers of a principal or of one session, as (first, end), latest first. If
+    `principal` is None, a single range contains all principals' sessions."""
     if session is not None:
         blocks = db.execute("SELECT number FROM index_blocks WHERE session = ? ORDER BY number DESC", (session,))
         found: list[tuple[int, int]] = []
@@ -335,7 +338,7 @@ def block_of(db: Db, number: int) -> tuple[str, int] | None:
 
 
 def sessions_below(db: Db, principal: str, number: int, limit: int) -> list[tuple[int, str]]:
-    """Returns a principal's sessions whose first block has a lower number than `number`, the latest first."""
+    """Returns a principal's sessions whose first block has a lower number than `number`, latest first."""
     found: list[tuple[int, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(

@@ -1,7 +1,7 @@
-"""Search for sessions: by the words of their titles and names, and by those of their messages.
+"""Search for sessions by the words in their titles, names and messages.
 
-Only sessions of the searching principal are found, or all if there is no principal (the operator's view). Both indexes
-are numbered by principal, so the time does not depend on other people's sessions.
+Only the searching principal's sessions are found, or all sessions if there is no principal (the operator's view). Both
+indexes are numbered by principal, so the time needed does not depend on other people's sessions.
 """
 
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from tidegate.store.tables.search.search_index import (
 from tidegate.values import Frozen
 
 TITLES = 1_000
-"""The most sessions with a matching title that are compared by their last activity: those that began last."""
+"""Maximum number of sessions with a matching title that are compared by their last activity: those that began last."""
 
 Stage = Literal["words", "prefix", "former"]
 STAGES: tuple[Stage, ...] = ("words", "prefix", "former")
@@ -55,8 +55,8 @@ async def search(
     store: Searchable, query: str, *, principal: str | None, ended: bool | None = None, limit: int = 20
 ) -> list[FoundSession]:
     """Returns sessions that contain every word of the query; the last word may be a prefix. Sessions with the words in
-    their title or name come first, the most recently active first. They are followed by sessions with all the words in
-    one message, the latest session first."""
+    their title or name come first, most recently active first. They are followed by sessions with all the words in one
+    message, latest session first."""
     found: dict[str, FoundSession] = {}
     at: tuple[int, int] | None = (0, LAST)
     may_wait = True
@@ -84,7 +84,8 @@ def _search(
     limit: int,
     may_wait: bool,
 ) -> tuple[list[FoundSession], tuple[int, int] | None] | None:
-    """Returns the next sessions, and the stage and entry to continue from. Returns None if the index is behind."""
+    """Returns the next sessions, and the stage and entry from which to continue. Returns None if the index is
+    behind."""
     if may_wait and is_behind(db, ""):
         return None
     stage, below = at
@@ -107,7 +108,7 @@ def _search(
 
 
 def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | None, limit: int) -> list[str]:
-    """Returns the sessions whose title or name contains the words, the most recently active first."""
+    """Returns the sessions whose title or name contains the words, most recently active first."""
     words = analyzer(db).words(query)[:WORDS]
     if not words:
         return []
@@ -139,7 +140,7 @@ def search_mentions(
     limit: int,
     stage: Stage = "prefix",
 ) -> tuple[list[FoundSession], int | None]:
-    """Returns the next sessions with a message that contains the words, and the entry to continue from."""
+    """Returns the next sessions with a message that contains the words, and the entry from which to continue."""
     analysis = analyzer(db)
     former = stage == "former"
     wanted = AllWords(query, analysis, last_is_prefix=stage != "words")
@@ -182,7 +183,7 @@ def search_mentions(
 
 
 def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> tuple[str, int] | None:
-    """Returns the session of a block and its first position, if it is one of those searched."""
+    """Returns the session of a block and its first position, if that session is being searched."""
     row = db.execute(
         "SELECT session, part, principal, ended FROM index_blocks JOIN sessions ON sessions.id = session"
         " WHERE number = ?",

@@ -1,8 +1,8 @@
 """Intents: records of tool calls that are about to run.
 
-An intent without a committed step of the same name means that the tool call began but its result was not stored. The
-intent also records whether the call could have had an effect and whether it may be repeated, since the process that
-reads the intent may have different tools. The intent is cleared in the transaction that commits the result.
+An intent without a committed step of the same name means that the tool call was started but its result was not stored.
+The intent also records whether the call can have had an effect and whether it may be repeated, since the process that
+reads the intent may have different tools. It is cleared in the transaction that commits the result.
 """
 
 from tidegate.store.interface import Db
@@ -20,7 +20,7 @@ def begin(
     repeatable: bool = False,
     digest: bytes | None = None,
 ) -> None:
-    """Records an intent. Raises Conflict if the step has already begun, since it must not run twice."""
+    """Records an intent. Raises Conflict if the step has already been started, since it must not run twice."""
     db.lock("turn", turn)
     db.execute(
         "INSERT INTO intents(turn, step, tool, at, read_only, repeatable, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",

@@ -1,7 +1,7 @@
-"""Open turns: questions about the turns that are queued or run.
+"""Open turns: queries about turns that are queued or running.
 
-They read a partial index that contains only open turns, so settled turns cost nothing. Each statement repeats the
-condition of that index, `state IN ('queued', 'running')`.
+They read a partial index that contains only open turns, so settled turns cost nothing. Each statement repeats that
+index's condition, `state IN ('queued', 'running')`.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from tidegate.values import Call
 
 
 def listing(db: Db) -> list[TurnRow]:
-    """Returns all open turns, which the gateway continues at startup. Running turns come before queued ones, and the
-    turns of one session are in order."""
+    """Returns all open turns, which the gateway continues at startup. Running turns come before queued ones, and each
+    session's turns are in order."""
     rows = db.execute(
         f"SELECT {COLUMNS} FROM turns WHERE state IN ('queued', 'running') ORDER BY state = 'queued', session, number"
     )
@@ -53,7 +53,7 @@ def ids(db: Db, session: str) -> list[str]:
 
 
 def tasks_of(db: Db, turn: str) -> list[tuple[str, str]]:
-    """Returns the open turns that run tasks of this turn, each with its session."""
+    """Returns the open turns of this turn's tasks, each with its session."""
     rows = db.execute("SELECT id, session FROM turns WHERE within = ? AND state IN ('queued', 'running')", (turn,))
     return [(id, session) for id, session in rows]
 
@@ -69,7 +69,7 @@ def running(db: Db, session: str) -> str | None:
 
 
 def is_idle(db: Db, session: str) -> bool:
-    """True if no turn of the session is open."""
+    """True if the session has no open turn."""
     open_one = db.execute(
         "SELECT 1 FROM turns WHERE session = ? AND state IN ('queued', 'running') LIMIT 1", (session,)
     ).get
@@ -77,7 +77,7 @@ def is_idle(db: Db, session: str) -> bool:
 
 
 def waiting_calls(db: Db, session: str) -> list[Call]:
-    """Returns the `Call` of each queued turn, the latest first."""
+    """Returns the `Call` of each queued turn, latest first."""
     rows = db.execute(
         "SELECT call FROM turns WHERE id IN (SELECT id FROM turns WHERE session = ?"
         " AND state IN ('queued', 'running') AND state = 'queued') ORDER BY number DESC",
@@ -87,13 +87,13 @@ def waiting_calls(db: Db, session: str) -> list[Call]:
 
 
 def waiting(db: Db) -> int:
-    """Returns the number of queued turns of all sessions."""
+    """Returns the number of queued turns in all sessions."""
     count = "SELECT count(*) FROM turns WHERE state IN ('queued', 'running') AND state = 'queued'"
     return int(db.execute(count).get)
 
 
 def waiting_of(db: Db, principal: str) -> int:
-    """Returns the number of queued turns of one principal."""
+    """Returns the number of one principal's queued turns."""
     count = (
         "SELECT count(*) FROM turns JOIN sessions ON sessions.id = turns.session"
         " WHERE turns.state IN ('queued', 'running') AND turns.state = 'queued' AND sessions.principal = ?"

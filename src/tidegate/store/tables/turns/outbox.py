@@ -1,8 +1,8 @@
-"""The outbox: answers to be delivered to a channel, each under one delivery id.
+"""The outbox: answers to be delivered to a channel, each with a delivery id.
 
-A prepared delivery is either sent or stays visible as unknown or dead. A row is claimed by only one sender at a time.
-Each delivery has an expiry and a bounded number of attempts. The channel decides whether to try again after an unknown
-result.
+A prepared delivery is either sent or remains visible as unknown or dead. A row is claimed by only one sender at a time.
+Each delivery has an expiry time and a limited number of attempts. After an unknown result, the channel decides whether
+to try again.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def prepare(
 
 
 def claim_due(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> list[DeliveryRow]:
-    """Claims up to `limit` due deliveries for sending, the longest overdue first. Also marks up to `limit` expired
+    """Claims up to `limit` due deliveries for sending, longest overdue first. Also marks up to `limit` expired
     deliveries as dead. Further expired deliveries are not sent either."""
     db.execute(
         "UPDATE outbox SET state = 'dead', error = coalesce(error, 'expired') WHERE id IN (SELECT id FROM outbox"
@@ -58,7 +58,7 @@ def get(db: Db, id: str) -> DeliveryRow | None:
 
 
 def mark_sent(db: Db, id: str, external: str | None = None) -> bool:
-    """Records that the channel has accepted the delivery; `external` is the id that the channel gave it."""
+    """Records that the channel has accepted the delivery; `external` is the id assigned by the channel."""
     return _leave_sending(db, id, "sent", "external = ?, error = NULL", (external,))
 
 
@@ -70,9 +70,9 @@ def mark_unknown(db: Db, id: str, error: str, due: float) -> bool:
 def mark_failed(
     db: Db, id: str, *, error: str, due: float, attempts: int, permanent: bool = False
 ) -> DeliveryState | None:
-    """Records that the delivery has certainly failed. It is tried again at `due`. It becomes dead after `attempts`,
-    after its expiry, or immediately if the error is `permanent`. Returns its new state, or None if the delivery was not
-    being sent."""
+    """Records that the delivery has definitely failed. It is tried again at `due`, but becomes dead after `attempts`
+    attempts, once it has expired, or immediately if the error is `permanent`. Returns its new state, or None if the
+    delivery was not being sent."""
     row = db.execute(
         "UPDATE outbox SET error = ?1, due = ?2,"
         " state = CASE WHEN attempts >= ?3 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"
@@ -84,8 +84,8 @@ def mark_failed(
 
 
 def recover(db: Db, now: float, limit: int, channels: Sequence[str] | None = None) -> int:
-    """Marks up to `limit` deliveries that were being sent when the process died as unknown. Called at startup. Returns
-    their number."""
+    """Marks up to `limit` deliveries that were being sent when the process crashed as unknown. Called at startup.
+    Returns their number."""
     chosen = "" if channels is None else f" AND channel IN ({', '.join('?' * len(channels))})"
     db.execute(
         "UPDATE outbox SET state = 'unknown', due = ?, error = 'interrupted while sending'"
@@ -100,7 +100,7 @@ def counts(db: Db) -> dict[str, int]:
 
 
 def purge(db: Db, before: float, limit: int) -> int:
-    """Removes deliveries that are sent or dead and were created before the given time."""
+    """Removes deliveries that have been sent or are dead and were created before the given time."""
     db.execute(
         "DELETE FROM outbox WHERE id IN"
         " (SELECT id FROM outbox WHERE state IN ('sent', 'dead') AND created < ? LIMIT ?)",

@@ -1,8 +1,8 @@
-"""Receipts: external identities of accepted messages, by which repeated deliveries are recognised.
+"""Receipts: external identities of accepted messages, which are used to recognise repeated deliveries.
 
-There is at most one valid receipt for a (principal, source, key). An expired receipt is treated as absent. `prune`
-bounds their number by dropping receipts of the principal with the most, so no principal's retries are forgotten because
-of another principal.
+There is at most one valid receipt for each (principal, source, key). An expired receipt is treated as absent. `prune`
+limits their number by dropping receipts of the principal who has the most, so nobody's retries are forgotten because of
+another principal.
 """
 
 import msgspec
@@ -13,21 +13,21 @@ from tidegate.values import DELEGATED, Outcome, Receipt, ToolsNote
 
 TASK_SECONDS = 30 * 86400.0
 """Seconds for which a delegated task's receipt is kept. The turn that delegated the task may wait for a person for a
-long time. Its end deletes the receipt."""
+long time. When it ends, the receipt is deleted."""
 
 UNFOLLOWED_SECONDS = 86400.0
-"""Seconds for which the outcome of a one-shot call can be fetched if nobody followed the call to its end: as long as
-under an idempotency key."""
+"""Seconds for which a one-shot call's outcome can be fetched if nobody followed the call to its end: as long as with an
+idempotency key."""
 
 FOLLOWED_SECONDS = 300.0
-"""The same if somebody followed it. The process may be killed before they get the outcome, so it is kept long enough
-for a restart and a second attempt, and no longer, since most callers have it already."""
+"""The same if somebody followed the call. The process may be killed before they receive the outcome, so it is kept long
+enough for a restart and a second attempt, but no longer, since most callers already have it."""
 
 _OUTCOME = "outcome"
-"""The source of receipts that only keep an outcome. No caller can send one, since its key is the id of the turn."""
+"""The source of receipts that only store an outcome. Callers cannot send one, since its key is the turn's id."""
 
 BATCH = 1000
-"""The maximum number of rows that one call of `prune` removes, so that no write waits long behind it."""
+"""Maximum number of rows removed by one call of `prune`, so that no write has to wait long for it."""
 
 _NOTHING_TO_NOTE = ToolsNote()
 _decode_note = msgspec.json.Decoder(ToolsNote).decode
@@ -47,8 +47,8 @@ def find(db: Db, principal: str, source: str, key: str, now: float) -> ReceiptRo
 
 
 def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: ToolsNote = _NOTHING_TO_NOTE) -> None:
-    """Records the receipt for a turn. Replaces an older receipt with the same identity, which must have expired or have
-    an outcome that asked the caller to retry. A caller that uses `find` first never replaces a valid receipt."""
+    """Records a turn's receipt. Replaces an older receipt with the same identity, which must have expired or have an
+    outcome that asked the caller to retry. Callers that use `find` first never replace a valid receipt."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, tools)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -78,8 +78,8 @@ def finish(db: Db, turn: str, outcome: Outcome) -> float:
 
 
 def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float, until: float) -> None:
-    """Stores the outcome of a turn whose rows are about to be deleted, in a receipt of its own. Only `prune` deletes
-    it: whoever gets the outcome may lose it on the way and ask again."""
+    """Stores the outcome of a turn whose rows are about to be deleted, in a separate receipt. Only `prune` deletes it,
+    because whoever receives the outcome may lose it on the way and ask again."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, outcome)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
@@ -88,12 +88,12 @@ def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float, until: fl
 
 
 def of_task(turn: str, step: str, digest: bytes) -> Receipt:
-    """Returns the receipt that identifies the task which a turn delegates in this step."""
+    """Returns the receipt that identifies the task delegated by a turn in this step."""
     return Receipt(source=DELEGATED, key=f"{turn}/{step}", digest=digest, keep=TASK_SECONDS)
 
 
 def forget_tasks(db: Db, principal: str, turn: str) -> int:
-    """Deletes the receipts of the tasks of a turn that has ended. Returns their number."""
+    """Deletes the receipts of an ended turn's tasks. Returns their number."""
     db.execute(
         "DELETE FROM receipts WHERE principal = ? AND source = ? AND key >= ? AND key < ?",
         (principal, DELEGATED, f"{turn}/", f"{turn}0"),  # "0" follows "/"
@@ -103,7 +103,7 @@ def forget_tasks(db: Db, principal: str, turn: str) -> int:
 
 def prune(db: Db, now: float, cap: int) -> int:
     """Removes expired receipts. If more than `cap` are left, also removes receipts of the principal who has the most,
-    in the order of expiry. Removes a bounded number per call."""
+    in order of expiry. Each call removes a limited number."""
     db.execute(
         "DELETE FROM receipts WHERE (principal, source, key) IN"
         " (SELECT principal, source, key FROM receipts WHERE expires <= ? LIMIT ?)",

@@ -1,10 +1,10 @@
 """Turns: the processing of messages from acceptance to settlement.
 
-A turn moves from queued to running to settled and never back, and is settled once. The messages with which a turn was
-accepted get their positions in the transcript in the transaction that takes the turn. Numbers count within a session: a
-later turn has a higher number. Taking a turn raises its `fence`; writes of an earlier attempt are then refused. The
-usage of a task is added to the turn that delegated it when the task is settled, in the same transaction and therefore
-once.
+A turn goes from queued to running to settled and never back, and is settled once. The messages with which a turn was
+accepted get their positions in the transcript in the transaction that takes the turn. Turns are numbered within a
+session: a later turn has a higher number. Taking a turn increases its `fence`; an earlier attempt's writes are then
+refused. A task's usage is added to the turn that delegated it when the task is settled, in the same transaction and
+therefore exactly once.
 """
 
 from collections.abc import Iterator
@@ -37,9 +37,9 @@ COLUMNS = (
 NOTHING = Usage()
 _decode_notices = msgspec.json.Decoder(tuple[str, ...]).decode
 INCOMING = "in-"
-"""Prefix of the steps of a turn's own messages, in their order: in-0, in-1, …"""
+"""Prefix for the steps of a turn's own messages, in order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
-"""The steps of a model's output: prefix of its answers, and the part of a stopped answer that was shown."""
+"""The steps for a model's output: the prefix for its answers, and the shown part of a stopped answer."""
 _OPEN_APPROVALS = "SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open'"
 _OPEN_TASKS = "FROM turns AS task WHERE task.within = turns.id AND task.state IN ('queued', 'running')"
 _IS_WAITING = (
@@ -167,12 +167,12 @@ def get(db: Db, id: str) -> TurnRow | None:
 
 
 def take(db: Db, id: str, now: float) -> TurnRow:
-    """Marks the turn as running and raises its fence. If it comes from the queue, its waiting messages get the next
-    positions and the names in-0, in-1, …. If it is resumed after a crash, its attempt counter is raised, but its
-    messages are not touched; `messages.place_steered` handles messages accepted in the meantime. A turn that was only
-    waiting for a person or a delegated task cannot have caused the crash, so its counter is not raised and it may wait
-    through any number of restarts. Raises EarlierTurnOpen if an earlier turn of the session has not ended, wherever it
-    waits or runs."""
+    """Marks the turn as running and increases its fence. If it comes from the queue, its waiting messages get the next
+    positions and the names in-0, in-1, …. If it is resumed after a crash, its attempt counter is increased, but its
+    messages are not touched; `messages.place_steered` handles messages accepted in the meantime. A turn that was
+    waiting for a person or a delegated task cannot have caused the crash, so its counter is not increased, and it may
+    wait through any number of restarts. Raises EarlierTurnOpen if an earlier turn in the session has not ended,
+    wherever it is waiting or running."""
     db.lock("turn", id)
     found = db.execute(
         "UPDATE turns SET attempts = attempts + 1, fence = fence + 1, started = ?, state = 'running'"
@@ -202,15 +202,15 @@ def take(db: Db, id: str, now: float) -> TurnRow:
 
 
 def check_fence(db: Db, id: str, fence: int) -> TurnNews:
-    """Raises Superseded if the turn's fence is no longer `fence`, because another attempt has taken the turn. Every
-    transaction in which an attempt writes calls this first. Returns the news for the attempt, from the same
+    """Raises Superseded if the turn's fence is no longer `fence` because another attempt has taken the turn. Every
+    transaction in which an attempt writes calls this first. Returns the news for the attempt, read in the same
     statement."""
     db.lock("turn", id)
     return news(db, id, fence)
 
 
 def news(db: Db, id: str, fence: int) -> TurnNews:
-    """Returns the same as `check_fence`, and raises the same error, in a transaction that only reads."""
+    """Like `check_fence`, for a transaction that only reads."""
     found = db.execute(
         "SELECT stopping, EXISTS(SELECT 1 FROM messages WHERE messages.turn = turns.id AND messages.seq IS NULL)"
         " FROM turns WHERE id = ? AND fence = ?",
@@ -223,8 +223,8 @@ def news(db: Db, id: str, fence: int) -> TurnNews:
 
 
 def request_stop(db: Db, id: str, request: StopRequest) -> TurnState | None:
-    """Records that an open turn is to stop, unless this was requested before. Returns the state of the turn: the caller
-    settles a queued one, and the attempt that runs the turn finds the request. None if the turn is not open."""
+    """Records that an open turn is to stop, unless this has already been requested. Returns the turn's state, or None
+    if it is not open. The caller settles a queued turn; for a running turn, its attempt will find the request."""
     db.lock("turn", id)
     state: TurnState | None = db.execute(
         "UPDATE turns SET stopping = coalesce(stopping, ?)"
@@ -236,9 +236,9 @@ def request_stop(db: Db, id: str, request: StopRequest) -> TurnState | None:
 
 def park(db: Db, id: str, fence: int) -> bool:
     """Records that the running turn was paused on purpose between two steps, to continue at the next startup. This
-    attempt does not count towards the limit of attempts. If the turn waits for a person or a task, the attempt that
-    takes the turn is not counted instead (`take`). Returns False if the turn is not running, or was taken by another
-    attempt."""
+    attempt does not count towards the limit of attempts. If the turn is waiting for a person or a task, the attempt
+    that takes the turn is not counted instead (`take`). Returns False if the turn is not running or has been taken by
+    another attempt."""
     db.lock("turn", id)
     parked = db.execute(
         f"UPDATE turns SET attempts = attempts - CASE WHEN attempts < 1 OR {_IS_WAITING} THEN 0 ELSE 1 END"
@@ -249,7 +249,7 @@ def park(db: Db, id: str, fence: int) -> bool:
 
 
 def place_waiting(db: Db, session: str, turn: str, prefix: str) -> list[int]:
-    """Gives the turn's waiting messages the next positions of the transcript, in the order of acceptance, and the names
+    """Gives the turn's waiting messages the next positions in the transcript, in order of acceptance, and the names
     <prefix>0, <prefix>1, …. Returns their row ids."""
     db.lock("session", session)
     ids = [row[0] for row in db.execute("SELECT id FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))]
@@ -275,9 +275,9 @@ def settle(
     steps: int = 0,
     now: float,
 ) -> bool:
-    """Records the end of the turn. Returns False if it was already settled. Raises Superseded if the turn's fence
-    differs from `fence`; None accepts any fence. `takes` raises the fence, so that an attempt that is still running
-    elsewhere can no longer write. Works in an ended session too."""
+    """Records the end of the turn. Returns False if it has already been settled. Raises Superseded if the turn's fence
+    differs from `fence`; None accepts any fence. `takes` increases the fence, so that an attempt that is still running
+    elsewhere can no longer write. Works in ended sessions, too."""
     db.lock("turn", id)
     held, fences = ("", ()) if fence is None else (" AND fence = ?", (fence,))
     done = db.execute(
@@ -310,7 +310,7 @@ def settle(
 
 
 def add_usage(db: Db, id: str, usage: Usage) -> None:
-    """Adds the usage of a finished task to the running turn that delegated it. A turn that is already settled has
+    """Adds a finished task's usage to the running turn that delegated it. A turn that has already been settled has
     counted this usage before."""
     db.lock("turn", id)
     db.execute(
@@ -331,7 +331,7 @@ def add_usage(db: Db, id: str, usage: Usage) -> None:
 
 
 def channel(db: Db, id: str) -> str | None:
-    """Returns the channel that the turn's message came from."""
+    """Returns the channel on which the turn's message arrived."""
     found: str | None = db.execute("SELECT channel FROM turns WHERE id = ?", (id,)).get
     return found
 
@@ -343,8 +343,8 @@ def outermost(db: Db, id: str) -> TurnRow | None:
 
 
 def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
-    """Returns the chain of turns from which this turn was delegated, the nearest first. The last element is None if a
-    turn no longer exists."""
+    """Returns the chain of turns from which this turn was delegated, nearest first. The last element is None if a turn
+    no longer exists."""
     found: list[TurnRow | None] = []
     turn = get(db, id)
     while turn is not None and turn.within is not None:
@@ -354,7 +354,7 @@ def outer_turns(db: Db, id: str) -> list[TurnRow | None]:
 
 
 def conversation(db: Db, session: str) -> str:
-    """Returns the conversation that this session belongs to: the session itself, unless it was created for a task."""
+    """Returns the conversation to which this session belongs: the session itself, unless it was created for a task."""
     found: str | None = db.execute(
         "SELECT conversation FROM turns WHERE session = ? AND conversation IS NOT NULL LIMIT 1", (session,)
     ).get
@@ -362,14 +362,14 @@ def conversation(db: Db, session: str) -> str:
 
 
 def set_notices(db: Db, id: str, notices: tuple[str, ...]) -> None:
-    """Stores the notices that the user received with the answer. Most turns have none."""
+    """Stores the notices that the user has received with the answer. Most turns have none."""
     db.lock("turn", id)
     db.execute("UPDATE turns SET notices = ? WHERE id = ?", (encode(notices), id))
 
 
 def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
-    """Returns the usage of the committed answers of a turn that is not settled, including its finished tasks, and the
-    number of answers."""
+    """Returns the usage of an unsettled turn's committed answers, including its finished tasks, and the number of
+    answers."""
     turn = get(db, id)
     cost, answers = NOTHING if turn is None else turn.usage, 0
     for step, message in _model_messages(db, id):
@@ -380,18 +380,18 @@ def usage_so_far(db: Db, id: str) -> tuple[Usage, int]:
 
 
 def outcome(db: Db, id: str) -> Outcome | None:
-    """Returns the turn's current or final outcome, from its rows, or from a receipt if the rows were deleted. For
-    internal use: responses to callers use `outcome_for`."""
+    """Returns the turn's current or final outcome, from its rows or, if these have been deleted, from a receipt. For
+    internal use; responses to callers use `outcome_for`."""
     return _outcome(db, id, None)
 
 
 def outcome_for(db: Db, id: str, principal: str) -> Outcome | None:
-    """Returns the same as `outcome`, if the turn belongs to this principal."""
+    """Like `outcome`, if the turn belongs to this principal."""
     return _outcome(db, id, principal)
 
 
 def listing(db: Db, session: str, limit: int) -> list[TurnRow]:
-    """Returns the session's turns, the latest first."""
+    """Returns the session's turns, latest first."""
     rows = db.execute(f"SELECT {COLUMNS} FROM turns WHERE session = ? ORDER BY number DESC LIMIT ?", (session, limit))
     return [row_of(row) for row in rows]
 
@@ -425,8 +425,8 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
         ).get
         return decode_outcome(kept)
     turn = row_of(found[:-3])
-    # The last answer ended the turn, or the part that was shown when it was stopped. The text of earlier steps, which
-    # called tools, is not the turn's answer.
+    # The turn's answer is its last answer, or the part that had been shown when it was stopped. The text of earlier
+    # steps, which called tools, is not part of it.
     ended_by = {"answered": _ANSWER, "stopped": _PARTIAL}.get(turn.state)
     answer: Message | None = None
     answered_by = ""
@@ -436,7 +436,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
             cost += message.usage or NOTHING
         if ended_by is not None and step.startswith(ended_by):
             answer, answered_by = message, step
-    # A turn of an older format does not record this: an interrupted call has no row, and its cost is an estimate.
+    # A turn in an older format does not record this: an interrupted call has no row, and its cost is an estimate.
     estimated = bool(found[-3]) and turn.finished is not None and (cost.estimated or cost.tokens != turn.usage.tokens)
     return Outcome(
         turn=id,
@@ -457,7 +457,7 @@ def _outcome(db: Db, id: str, principal: str | None) -> Outcome | None:
 
 
 def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolCall, ...]:
-    """Returns the calls in a turn's last answer that the caller must run. The turn has already run the others."""
+    """Returns the calls in a turn's last answer that the caller must run. The turn has already run all others."""
     if not answer.calls:
         return ()
     number = step.removeprefix(_ANSWER)
@@ -467,7 +467,7 @@ def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolC
 
 
 def _model_messages(db: Db, id: str) -> Iterator[tuple[str, Message]]:
-    """Yields the model's messages of this turn in order, each with its step. They are read one at a time, since an
+    """Yields the model's messages in this turn in order, each with its step. They are read one at a time, since an
     answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"

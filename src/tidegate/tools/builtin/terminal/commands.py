@@ -1,9 +1,8 @@
 """The tool `terminal`: runs commands in the session's own shell.
 
-A command ends when it exits, when it times out, or with its turn, whichever comes first, and never leaves a process
-running. Clients that follow the turn see the output as it arrives; the model sees the beginning and the end, and how to
-read the rest. Anything unexpected (a timeout, background processes that were ended, a lost shell) is reported on a
-separate line.
+A command runs until it exits, times out or its turn ends, whichever comes first, and never leaves a process running.
+Clients that follow the turn see the output as it arrives; the model sees the beginning and the end, and how to read the
+rest. Anything unexpected (a timeout, killed background processes, a lost shell) is reported on a separate line.
 """
 
 import codecs
@@ -15,8 +14,7 @@ from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import CommandEnd
 
 DEFAULT_SECONDS = 120.0
-"""The default time limit. It is enough for most builds and tests; longer commands should be started in the
-background."""
+"""Default time limit. It is enough for most builds and tests; longer commands should be started in the background."""
 
 
 @tool(effect="execute", long_results=True, timeout=None, contained=True)
@@ -48,7 +46,7 @@ async def terminal(
 
 
 def _remarks(finished: CommandEnd, seconds: float) -> list[str]:
-    """Remarks that are shown after the output."""
+    """Returns the remarks shown after the output."""
     remarks = []
     if finished.timed_out:
         remarks.append(

@@ -1,8 +1,8 @@
-"""The tool `process`: runs long-running commands, which have names.
+"""The tool `process`, which runs long-running commands by name.
 
-Starting a process that is already running does nothing. Each result is bounded and says how to continue. A process ends
-with the conversation, never with a turn. Its end is reported to a call that is waiting for the process, in a new turn,
-or with the next message.
+Starting a process that is already running does nothing. Each result is bounded and says how to continue. A process is
+stopped when the conversation ends, never at the end of a turn. When it ends, this is reported to a call that is waiting
+for the process, in a new turn, or with the next message.
 """
 
 import time
@@ -15,17 +15,17 @@ from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import OutputPage, ProcessView
 
 SHOWN_BYTES = 8 * 1024
-"""Bytes of a process's output that one result shows. This is less than the limit for tool results."""
+"""Maximum number of bytes of a process's output shown in one result. This is less than the limit for tool results."""
 
 FIRST_SECONDS = 0.5
-"""Seconds that a start waits to see whether the process ends immediately, as most mistyped commands do."""
+"""Seconds to wait after a start to see whether the process exits immediately, as most mistyped commands do."""
 
 DEFAULT_SECONDS = 60.0
 LONGEST_SECONDS = 600.0
-"""The longest single wait. A turn that would only wait should end instead, since `notify` begins a new turn."""
+"""Longest single wait. A turn that would only wait should end instead, since `notify` begins a new turn."""
 
 COMMAND_CHARACTERS = 120
-"""Characters of a command that are shown in a list."""
+"""Maximum number of characters of a command shown in a list."""
 
 Action = Literal["start", "list", "output", "write", "wait", "stop"]
 
