@@ -9,8 +9,8 @@ When the transaction of `settle` commits, the turn has its final state and its a
 has a result. A call that was started but left no result is recorded as interrupted, however the turn ended; only a call
 without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
 ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
-session is deleted, except for its usage and its outcome. The outcome can be fetched until it expires, because whoever is
-following the turn may not receive it: the process may be killed right after this transaction. Only the usage of a
+session is deleted, except for its usage and its outcome. The outcome can be fetched until it expires, because whoever
+is following the turn may not receive it: the process may be killed right after this transaction. Only the usage of a
 delegated task is kept. It is added to this turn and to its parent turns. If the transaction does not commit, the turn
 counts as still running and continues at the next start.
 """
