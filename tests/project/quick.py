@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,6 +59,13 @@ def _imported(path: Path) -> frozenset[str]:
 def example_count(count: int) -> int:
     """`max_examples` of a property test or state machine whose examples are expensive."""
     return min(count, EXAMPLES) if settings.get_current_profile_name() == PROFILE else count
+
+
+def check_machine(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
+    """Runs a state machine, whose rules and invariants assert."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine, settings=settings(max_examples=example_count(examples), stateful_step_count=steps, deadline=None)
+    )
 
 
 def is_left_out(path: Path) -> bool:
