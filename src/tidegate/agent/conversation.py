@@ -419,7 +419,7 @@ class Conversation:
                 try:
                     data = await self._load(media.spooled) if bytes_left >= 0 else b""
                 except OSError as error:
-                    log.warning("cannot read media of a conversation", id=media.spooled, error=error.strerror)
+                    log.warning("cannot read a conversation's media", id=media.spooled, error=error.strerror)
                     lost.append(f"{kind} {place} is no longer available.")
                     continue
                 bytes_left -= len(data)

@@ -165,7 +165,7 @@ class History:
             self._write(b"".join(moving))
         except OSError as error:
             log.warning(
-                "a long conversation stays in memory, because it cannot be written to disk", error=error.strerror
+                "a long conversation stays in memory because it cannot be written to disk", error=error.strerror
             )
             self._overflow = None
             return
@@ -193,6 +193,6 @@ def read_whole(file: int, start: int, length: int) -> bytes:
     while len(data) < length:  # one read may return less
         more = os.pread(file, length - len(data), start + len(data))
         if not more:
-            raise OSError("the file of a long conversation is truncated")
+            raise OSError("a long conversation's file is truncated")
         data += more
     return data

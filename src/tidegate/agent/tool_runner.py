@@ -27,7 +27,7 @@ from tidegate.values import Message, Notice, ToolCall, ToolStarted
 
 log = Log(__name__)
 
-GATEWAY_STOPPED = "The gateway stopped while it ran."
+GATEWAY_STOPPED = "The gateway stopped while it was running."
 
 
 class Permissions(Protocol):

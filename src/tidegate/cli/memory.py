@@ -34,7 +34,7 @@ def command() -> None:
 
 
 def _subject_options(function: F) -> F:
-    function = click.option("--agent", help="Notes about the work of this agent.")(function)
+    function = click.option("--agent", help="Notes about this agent's work.")(function)
     return click.option("--principal", help="Notes about the user with this name (default: you).")(function)
 
 

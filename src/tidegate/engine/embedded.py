@@ -348,7 +348,9 @@ class EmbeddedEngine(Engine):
                 await self._until_ended(task)
         if deadline.cancelled_caught:
             log.warning(
-                "a delegated task still runs after the end of its parent turn", session=live.session, turn=live.turn
+                "a delegated task is still running after its parent turn has ended",
+                session=live.session,
+                turn=live.turn,
             )
 
     async def _turn_end(self, live: LiveTurn, attempt: Attempt) -> TurnEnd | None:

@@ -141,7 +141,7 @@ class Gateway:
                     ) from error
                 if isinstance(error, Exception) and not isinstance(error, TidegateError):
                     raise StartFailed(
-                        f"The gateway failed to start at the stage {name!r} ({type(error).__name__}: {error}): "
+                        f"The gateway failed to start in the stage {name!r} ({type(error).__name__}: {error}): "
                         f"run {command_hint(self.home, 'doctor')}."
                     ) from error
                 raise

@@ -73,7 +73,7 @@ class BeingTakenOver(Misconfigured):
 
     def __init__(self, home: Path, holder: Holder) -> None:
         super().__init__(
-            f"Another gateway ({holder}) is taking over this home folder, {home}: wait until it is ready, or end it "
+            f"Another gateway ({holder}) is taking over this home folder, {home}: wait until it is ready, or stop it "
             f"with `kill {holder.pid}` first."
         )
         self.holder = holder

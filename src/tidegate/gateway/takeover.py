@@ -61,7 +61,8 @@ async def take_over(
             if asked is None or killed:
                 raise HomeHeld(home, holder)
             say(
-                f"The old gateway ({holder}) did not stop within {within:.0f} s and is killed; nothing it accepted is "
+                f"The old gateway ({holder}) did not stop within {within:.0f} s and is being killed; nothing it has "
+                f"accepted is "
                 "lost."
             )
             await to_thread.run_sync(_signal, holder, signal.SIGKILL)

@@ -150,7 +150,7 @@ class SpawnedProcess:
             async with asyncio.timeout(KILLED_SECONDS):
                 await self.wait()
         except TimeoutError:
-            _log.error("process %d was killed but has not ended", self.pid)
+            _log.error("process %d was killed but has not exited", self.pid)
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -388,7 +388,7 @@ class Presence:
         self._over_count += kept
         if kept and not self._over:
             self._warn(
-                "residents exceed their cap because they are in mid-turn",
+                "residents exceed their cap because their turns are running",
                 {
                     "mid_turn": kept,
                     "residents": len(self._weights),

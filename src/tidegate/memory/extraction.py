@@ -251,7 +251,7 @@ def _shown_message(message: Message) -> _Utterance | None:
     if not by or not text:
         return None
     most = SHOWN_CHARACTERS if by == "tool" else SAID_CHARACTERS
-    return _Utterance(by=by, text=text if len(text) <= most else f"{text[:most]} [the rest is left out here]")
+    return _Utterance(by=by, text=text if len(text) <= most else f"{text[:most]} [the rest is omitted]")
 
 
 def _rows_of(db: Db, session: str) -> tuple[MessageRow, ...]:

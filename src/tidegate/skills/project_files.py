@@ -91,7 +91,7 @@ class ProjectFiles:
         return "\n\n".join([HEADING, *shown]) if shown else ""
 
     def _warn(self, path: Path, reason: str) -> None:
-        self._log_once.warn("a file of a project is left out", printable(str(path)), reason)
+        self._log_once.warn("a project file is left out", printable(str(path)), reason)
 
 
 def _weigh(text: str) -> int:
@@ -121,12 +121,14 @@ def _to_a_line_end(data: bytes) -> bytes:
 def _shown(name: str, text: str, found: file_access.FileContent) -> str:
     fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
     notice = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.complete else ""
-    return f"## File of the project: {printable(name)}{notice}\n\n{fence}\n{text}\n{fence}"
+    return f"## Project file: {printable(name)}{notice}\n\n{fence}\n{text}\n{fence}"
 
 
 def _omitted(name: str, found: file_access.FileContent) -> str:
-    return f"## File of the project: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
+    return f"## Project file: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
 
 
 def _cut(name: str, how_much: str, found: file_access.FileContent) -> str:
-    return f"{how_much} {found.mark.size:,} bytes stand here; the rest is in {printable(name)} in your workspace."
+    return (
+        f"{how_much} {found.mark.size:,} bytes are included here; the rest is in {printable(name)} in your workspace."
+    )

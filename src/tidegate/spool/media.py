@@ -206,7 +206,7 @@ def _printable(name: str) -> str:
 def _left_out_error(what: str, lost: str, size: int) -> MediaLeftOut:
     return MediaLeftOut(
         f"{what}: {lost}, and it is too large ({size} bytes) to be stored in its message instead ({UNSPOOLED_BYTES} "
-        "bytes per turn in all); make it smaller, or free some space."
+        "bytes per turn in total); make it smaller, or free some space."
     )
 
 

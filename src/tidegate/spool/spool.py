@@ -254,7 +254,8 @@ class SessionSpool:
         row = await self.row(id)
         if row.kind != "text":
             raise ToolFailed(
-                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}) and was returned with its result."
+                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}) and was returned together with its "
+                f"result."
             )
         return row
 

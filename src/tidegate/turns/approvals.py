@@ -299,7 +299,7 @@ class Approvals:
 
 
 _UNFIT = {
-    "approval": "This needs an approval or a denial: /approve or /deny, `approved` or `denied`.",
+    "approval": "This request must be approved or denied: use /approve or /deny, `approved` or `denied`.",
     "question": "This is a question: answer it with /answer or `answered`, or stop the turn.",
 }
 

@@ -64,7 +64,8 @@ PREFIX_BYTES = 16 * 1024 * 1024
 """Maximum total size of these prefixes in bytes, since callers may send large system messages."""
 
 ENCODED_ANEW = (
-    "This conversation is encoded again, since the wire format of its model has changed: the provider counts all of it "
+    "This conversation is being encoded again because its model's wire format has changed: the provider counts all "
+    "of it "
     "as new once."
 )
 

@@ -154,7 +154,7 @@ def outline_messages(rows: Sequence[tuple[int, Message]], size: int) -> str:
     user_texts = [(place, message.text) for place, message in rows if message.role == "user" and message.text.strip()]
     tools = sum(message.role == "tool" for _, message in rows)
     head = f"{len(rows)} messages are not shown and were not summarised"
-    results = f", {tools} of them results of tools" if tools else ""
+    results = f", {tools} of them tool results" if tools else ""
     if not user_texts:
         return f"{head}{results}."
     lines = [f"message {place}: {_begin(text)}" for place, text in _spread(user_texts, size)]

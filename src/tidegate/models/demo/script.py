@@ -363,7 +363,7 @@ def _conversation(said: str, request: DemoRequest, asked: int) -> DemoReply:
     earlier = [message.text.strip() for message in request.messages[:asked] if message.is_users]
     if "did i say" in lowered:
         if not earlier:
-            return DemoReply(text="This is the first thing that you have said to me.")
+            return DemoReply(text="This is the first thing you have said to me.")
         return DemoReply(text=f"Before this you said: {_shorten(earlier[-1])}")
     turns = len(earlier) + 1
     given = request.messages[asked].given

@@ -212,7 +212,7 @@ class HttpModel:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
             return self._failures.failed(what, kind="protocol", retryable=False, status=response.status)
-        what = "the answer ended in the middle; try again."
+        what = "the answer was cut off in the middle; try again."
         return self._failures.failed(what, kind="network", retryable=True)
 
     def _broken(self, error: BrokenAnswer) -> ModelFailed:

@@ -61,7 +61,9 @@ def ask(
     existing = of_step(db, turn, step)
     if existing is not None:
         if (existing.session, existing.kind, existing.digest) != (session, request.kind, request.digest):
-            raise Conflict(f"Step {step} of this turn has already asked about another action.", code="approval_differs")
+            raise Conflict(
+                f"Step {step} of this turn has already requested approval for another action.", code="approval_differs"
+            )
         return existing
     _check(request)
     found = db.execute(

@@ -50,7 +50,7 @@ def begin(
         ).get
     except ConstraintError:
         raise Conflict(
-            f"A process named {name!r} is already running in this session; end it first, or choose another name.",
+            f"A process named {name!r} is already running in this session; stop it first, or choose another name.",
             code="process_name",
         ) from None
     if found is None:

@@ -107,7 +107,7 @@ def create(
             msgspec.structs.astuple(row),
         )
     except ConstraintError:
-        raise Conflict("A live session of that name or id already exists.") from None
+        raise Conflict("There is already a live session with that name or id.") from None
     if title or name:
         search_index.retitled(db, id)
     return row

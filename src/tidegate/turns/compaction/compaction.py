@@ -224,7 +224,7 @@ class TurnFitter:
     async def _cool(self, conversation: Conversation, why: str) -> None:
         """Stops asking models for summaries for a while, across turns and restarts."""
         self._compaction.counts["useless"] += 1
-        log.warning("a summary was useless", session=self._taken.session.id, why=why)
+        log.warning("a summary could not be used", session=self._taken.session.id, why=why)
         now = self._compaction.clock()
         until = now + self._compaction.settings.cooldown
         conversation.cooldown = (until, why)

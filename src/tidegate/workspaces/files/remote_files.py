@@ -213,7 +213,7 @@ class _Answer:
         while self._left > 0:
             piece, self._rest = self._rest or await self._child.read(), b""
             if not piece:
-                raise ToolFailed("The file was changed while it was read: read it again.")
+                raise ToolFailed("The file was changed while it was being read; read it again.")
             self._left -= len(piece)
             yield piece
 

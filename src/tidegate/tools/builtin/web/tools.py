@@ -209,4 +209,4 @@ def _trafilatura() -> str:
 
 
 def _web(ctx: ToolContext) -> WebAccess:
-    return ctx.service(WebAccess, otherwise="There is no access to the web here.")
+    return ctx.service(WebAccess, otherwise="Web access is not available here.")
