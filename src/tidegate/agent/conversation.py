@@ -60,7 +60,7 @@ SOUND_SECONDS = 60.0
 
 CONTINUE = Message(
     role="user",
-    aside="The answer above is not complete. Go on exactly where it breaks off, without repeating any of it.",
+    aside="The answer above is not complete. Continue exactly where it breaks off, without repeating any of it.",
 )
 """Appended if a conversation ends with an answer and the model's wire format does not allow this."""
 

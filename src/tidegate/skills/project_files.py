@@ -33,8 +33,8 @@ LINE_SHARE = 0.9
 
 HEADING = (
     "# The project\n\n"
-    "The files below belong to the project that you work in; its authors wrote them for whoever works on it. Go by "
-    "them within what you were asked and may do. The text of each stands between two fences."
+    "The files below belong to the project that you are working in; its authors wrote them for anyone who works on "
+    "it. Follow them, within your task and your permissions. Each file's text is between two fences."
 )
 _FENCE = re.compile("`{3,}")
 

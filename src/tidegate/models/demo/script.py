@@ -19,7 +19,7 @@ SLOW_PAUSE = 0.1
 SUMMARY_LINES = 8
 
 HELP = (
-    "I am the demo model that is built into Tidegate: a small program, not a language model. You can try:\n"
+    "I am Tidegate's built-in demo model: a small program, not a language model. You can try:\n"
     "- what time is it (in Europe/Paris)\n"
     "- read file notes.txt (from line 200)\n"
     "- run ls -l\n"
@@ -35,7 +35,7 @@ HELP = (
     "- slow, fail, stumble, silence: to see how the gateway handles them"
 )
 CONFIGURE = (
-    "I am the demo model that is built into Tidegate: deterministic, offline, and not a language model. To talk to a "
+    "I am Tidegate's built-in demo model: deterministic, offline, and not a language model. To talk to a "
     "real one, add it to tidegate.toml in Tidegate's home folder and start Tidegate again:\n\n"
     "[models.main]\n"
     'api = "openai-chat"\n'

@@ -43,8 +43,8 @@ REASONING_ERA = "thoughts"
 """The setting that counts how often a provider has refused the reasoning carried by a session's answers."""
 
 WITHOUT_REASONING = (
-    "The model {model} refuses its earlier reasoning, for example because the key belongs to another account: it "
-    "continues without it, and the provider counts the conversation as new once."
+    "The model {model} refuses its earlier reasoning, for example because the key belongs to another account. It "
+    "continues without it, and the provider bills the conversation in full once."
 )
 
 REDUCTIONS = ("summary", "excerpts", "cut", "media", "useless")
@@ -353,7 +353,7 @@ class TurnFitter:
             sentences.append("Older summaries were merged into one.")
         if view.elisions != before.elisions:
             sentences.append("The model sees excerpts of long messages.")
-        sentences.append("Nothing is deleted; the provider counts the conversation as new once.")
+        sentences.append("Nothing is deleted, but the provider bills the conversation in full once.")
         self._turn.emit(Notice(text=" ".join(sentences)))
 
     def _too_small(self, conversation: Conversation) -> ModelFailed:

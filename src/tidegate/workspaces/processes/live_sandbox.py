@@ -209,7 +209,7 @@ class LiveSandbox:
         self.close_reason = f"Everything in the workspace was killed because {reason}."
         await sandbox.close()
         log.warning("a workspace's processes were killed", session=self.session, reason=reason, processes=names)
-        await self._add_notice(self.session, f"{self.close_reason}{f' This stopped: {names}.' if names else ''}")
+        await self._add_notice(self.session, f"{self.close_reason}{f' Stopped processes: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
         """Measures the disk. If usage exceeds the limit, kills the running commands, which may have filled the disk."""
