@@ -255,7 +255,7 @@ class CallerTools(Frozen, frozen=True):
 
 
 class Call(Frozen, frozen=True):
-    """The parameters of one request. They apply only to the turn that the request starts."""
+    """A request's parameters. They apply only to the turn that the request starts."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -505,8 +505,8 @@ class Failure(Frozen, frozen=True):
 
 
 class Outcome(Frozen, frozen=True):
-    """The outcome of a turn. It is the same value whether it comes from a live turn, is read from the store, or is
-    replayed for an idempotency key."""
+    """A turn's outcome. It is the same value whether it comes from a live turn, is read from the store, or is replayed
+    for an idempotency key."""
 
     turn: str
     session: str

@@ -50,7 +50,7 @@ DOCUMENT_PAGES = 100
 cost."""
 
 FRAME_BYTES = 64
-"""Bytes that any wire format adds around the text of a message."""
+"""Bytes that any wire format adds around a message's text."""
 
 SOUND_TEXT_BYTES = 128
 """Bytes of text that cost about as many tokens as one second of audio."""
@@ -165,7 +165,7 @@ class Conversation:
         self.cooldown: tuple[float, str] | None = None
         """The time until which no model is asked for a summary of the conversation, and the reason."""
         self._counted: tuple[int, int] | None = None
-        """The provider's token count of a request, and the size of that request in bytes."""
+        """The provider's token count for a request, and that request's size in bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
         self.extend(messages)

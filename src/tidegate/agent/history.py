@@ -19,8 +19,8 @@ from tidegate.values import Message
 log = Log(__name__)
 
 IN_MEMORY_BYTES = 256 * 1024
-"""Above this size, the oldest messages are moved to the file. This is about ten times the size of a typical
-conversation, so most conversations never need a file."""
+"""Above this size, the oldest messages are moved to the file. This is about ten times a typical conversation's size, so
+most conversations never need a file."""
 
 KEPT_BYTES = 128 * 1024
 """Bytes that stay in memory after messages have been moved to the file. This is well below the threshold, so moves are

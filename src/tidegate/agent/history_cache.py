@@ -67,8 +67,8 @@ class PendingHistory:
 
 
 class CachedHistory(Frozen, frozen=True):
-    """The position of a history in the file. `start` is counted in bytes written since the file was opened; `lengths`
-    are the lengths of the pieces."""
+    """A history's position in the file. `start` is counted in bytes written since the file was opened; `lengths` are
+    the pieces' lengths."""
 
     state: HistoryState
     start: int

@@ -21,7 +21,7 @@ REPEATED = "[You have made the same call {count} times with the same result. Do 
 
 
 class Bounds(Frozen, frozen=True):
-    """The limits of one turn."""
+    """The limits for one turn."""
 
     steps: int
     repeats: int

@@ -1,4 +1,4 @@
-"""`tidegate usage`: shows the tokens and cost of model calls, and the state of the budgets."""
+"""`tidegate usage`: shows the tokens and cost of model calls, and the budgets' state."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta

@@ -174,7 +174,7 @@ def _reasoning_source(context: CommandContext, view: SessionView) -> str:
 
 
 def _setting_source(context: CommandContext, view: SessionView, key: str) -> str:
-    """Describes the source of a setting, and its expiry."""
+    """Describes a setting's source and expiry."""
     setting = view.settings[key]
     source = f"chosen with /{key}" if setting.source == SOURCE else f"set by {setting.source}"
     ends = setting.expires

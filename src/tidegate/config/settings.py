@@ -46,7 +46,7 @@ DAY = 24 * HOUR
 
 
 class DeclaredSetting(NamedTuple):
-    """The declaration of a setting. `default` is `msgspec.NODEFAULT` if the setting is required."""
+    """A setting's declaration. `default` is `msgspec.NODEFAULT` if the setting is required."""
 
     name: str
     rule: ValueType
@@ -55,7 +55,7 @@ class DeclaredSetting(NamedTuple):
 
 
 def settings_of(table: type[msgspec.Struct]) -> dict[str, DeclaredSetting]:
-    """Returns the settings of a table, in the order of their declaration."""
+    """Returns a table's settings, in the order of their declaration."""
     hints = get_type_hints(table, include_extras=True)
     found: dict[str, DeclaredSetting] = {}
     for field in msgspec.structs.fields(table):

@@ -81,7 +81,7 @@ class TurnEnd(Frozen, frozen=True):
     delegated: bool = False
     """True if the turn may have delegated tasks, whose receipts are no longer needed."""
     fence: int | None = None
-    """The fence of the attempt; None if the turn was never taken here."""
+    """The attempt's fence, or None if the turn was never taken here."""
     takes: bool = False
     """True if the end was not determined by an attempt. An attempt may still be running in another process."""
     keeps_outcome: bool = False
@@ -180,7 +180,7 @@ def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followe
 
 
 def stop_session(db: Db, session: str, request: StopRequest, now: float) -> list[Settlement]:
-    """Stops all turns of a session like `stop_turn`. Returns the settlements of the queued ones."""
+    """Stops all of a session's turns, like `stop_turn`. Returns the queued turns' settlements."""
     db.lock("session", session)
     stopped = [stop_turn(db, turn, request, now) for turn in open_turns.ids(db, session)]
     return [each.settlement for each in stopped if each.settlement is not None]

@@ -18,8 +18,8 @@ RESERVE_SHARE = 4
 
 
 class Descriptors:
-    """The descriptors of this process. Until `keep` is called, there is no reserve, and the limit with which the
-    process was started applies."""
+    """This process's descriptors. Until `keep` is called, there is no reserve, and the limit with which the process was
+    started applies."""
 
     def __init__(self) -> None:
         self._reserve = 0
@@ -53,7 +53,7 @@ class Descriptors:
 
     @contextmanager
     def reserve(self) -> Iterator[None]:
-        """Allows the use of the reserve within this block."""
+        """Allows using the reserve within this block."""
         self.lift()
         try:
             yield
@@ -65,7 +65,7 @@ class Descriptors:
                 self._lifted = None
 
     def lift(self) -> None:
-        """Allows the use of the reserve from now on."""
+        """Allows using the reserve from now on."""
         self._users += 1
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._reserve and soft not in (self._lifted, resource.RLIM_INFINITY):

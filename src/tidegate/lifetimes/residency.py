@@ -109,7 +109,7 @@ class Present:
         return news
 
     def notify(self) -> None:
-        """Wakes the watchers of the session."""
+        """Wakes the session's watchers."""
         watchers, self.watchers = self.watchers, ()
         for watcher in watchers:
             if not watcher.done():

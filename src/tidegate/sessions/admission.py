@@ -1,4 +1,4 @@
-"""The admission of messages: checks, acceptance in one transaction, and the start of the turn.
+"""Admission of messages: checks, acceptance in one transaction, and starting the turn.
 
 All callers use `Intake.accept` and are subject to the same limits: the HTTP API with and without a session, the page,
 the terminal, delegated tasks and finished processes. Once the transaction has committed, the message is durable and

@@ -102,7 +102,7 @@ class InlineAllowance:
 
 
 class EntryFolder(Protocol):
-    """The destination of an entry: a session's folder and its remaining quota."""
+    """An entry's destination: a session's folder and its remaining quota."""
 
     unspooled: InlineAllowance
 

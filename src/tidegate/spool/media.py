@@ -183,7 +183,7 @@ class MediaPreparer:
 
 
 async def _store(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
-    """Stores the result of a job. Returns the media with their bytes or spool id, and the reason if they could not be
+    """Stores a job's result. Returns the media with their bytes or spool id, and the reason if they could not be
     stored."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:

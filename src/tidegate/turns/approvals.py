@@ -177,7 +177,7 @@ class Approvals:
         return view_question(counted.row, conversation, person)
 
     async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """Returns the question, its conversation, and the name of the person in that conversation."""
+        """Returns the question, its conversation, and the name of the person in it."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
             row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
@@ -330,7 +330,7 @@ def _view(db: Db, row: ApprovalRow) -> QuestionView:
 
 
 def _conversation_and_person(db: Db, row: ApprovalRow) -> tuple[str, str]:
-    """Returns the conversation of a question and the name of the person in that conversation."""
+    """Returns a question's conversation, and the name of the person in it."""
     session = sessions.get(db, row.session)
     person = None if session is None else principals.get(db, session.principal)
     return turns.conversation(db, row.session), "" if person is None else person.name

@@ -4,8 +4,8 @@ A task is a turn like any other. It is accepted in an ephemeral session with the
 After a restart, the step that delegated a task finds it again, so a task is delegated only once, however often the
 process is killed. A task ends no later than the turn that delegated it. An agent may delegate only to agents in its
 `delegates` setting, and only to agents that the user may use. A turn has at most limits.delegates tasks at a time, and
-tasks are nested at most limits.delegate_depth levels deep. The outcome of a task, even a failure, is a tool result for
-the delegating model, which decides what to do next.
+tasks are nested at most limits.delegate_depth levels deep. A task's outcome, even a failure, is a tool result for the
+delegating model, which decides what to do next.
 
 `Delegation` holds only the turns that are waiting for tasks. `TaskProgress` belongs to one task and holds the ids of
 its open questions.

@@ -80,7 +80,7 @@ class ProtectedMount(NamedTuple):
 
 
 def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
-    """Returns the mounts of a project; outer mounts come before the ones inside them."""
+    """Returns a project's mounts; outer mounts come before the ones inside them."""
     try:
         with _Survey(project).opened() as survey:
             for name in NAMES:

@@ -474,7 +474,7 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """Returns the status for the operator. Reading it does not trigger the detection of the backend."""
+        """Returns the status for the operator. Reading it does not trigger backend detection."""
         live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(

@@ -86,7 +86,7 @@ def request_for_summaries(rows: Sequence[SummaryRow], tokens: int, *, terse: boo
 
 
 def request_bytes_of(message: Message) -> int:
-    """Returns the size of a message in a request, in bytes, including JSON escapes."""
+    """Returns a message's size in a request, in bytes, including JSON escapes."""
     return len(msgspec.json.encode(_as_data(10**9, message))) + 1
 
 

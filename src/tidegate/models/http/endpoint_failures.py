@@ -217,7 +217,7 @@ def refuses_reasoning(text: str) -> bool:
 
 
 def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
-    """Returns the kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes
+    """Returns the failure's kind, whether a retry may help, and the message. The endpoint's own wording takes
     precedence over the status, because providers use different statuses for the same error."""
     if status < 500:
         marks = f"{error.marks} {error.message[:JUDGED_CHARACTERS]}"

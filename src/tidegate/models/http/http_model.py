@@ -221,8 +221,8 @@ class HttpModel:
 
 
 def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers of a request. A configured header replaces the built-in header of the same name, regardless
-    of case."""
+    """Returns a request's headers. A configured header replaces the built-in header of the same name, regardless of
+    case."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",

@@ -134,7 +134,7 @@ def digest(body: Any) -> str:
 
 
 def events(path: Path) -> Iterator[PlacedEvent]:
-    """Yields the events of the file in order. A last line without a line feed is ignored because the gateway was killed
+    """Yields the file's events in order. A last line without a line feed is ignored because the gateway was killed
     while writing it. Blocks."""
     with _opened(path) as file:
         first = file.readline(LINE_BYTES)

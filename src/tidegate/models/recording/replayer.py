@@ -32,7 +32,7 @@ second."""
 
 Place = tuple[int, int]
 Request = tuple[str, str, str]
-"""The method, the path and the digest of the body."""
+"""The method, the path and the body's digest."""
 
 
 class _Exchange:

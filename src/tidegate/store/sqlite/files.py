@@ -7,7 +7,7 @@ locks.
 
 A deleted, renamed, replaced or truncated database still works in the process that has it open, but everything written
 to it is lost when that process ends. `OpenFiles.lost` detects this with one `stat` per file, cheap enough for every
-commit. `rescue` then copies everything committed so far to a new file beside the old path. Neither function opens the
+commit. `rescue` then copies everything committed so far to a new file next to the old path. Neither function opens the
 database a second time.
 """
 

@@ -93,7 +93,7 @@ def ask(
 
 
 def get(db: Db, id: str) -> ApprovalRow | None:
-    """Returns the request with this id, whoever its principal is. For internal use."""
+    """Returns the request with this id, whoever it belongs to. For internal use."""
     return _one(db, "approvals.id = ?", (id,))
 
 

@@ -388,8 +388,8 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
 
 
 def _lower_mark(db: Db) -> None:
-    """Lowers the marks of the search indexes to the highest row id. Row ids are reused once the highest row is deleted,
-    and a mark must not be above the id of a future row."""
+    """Lowers the search indexes' marks to the highest row id. Row ids are reused once the highest row is deleted, and a
+    mark must not be above the id of a future row."""
     db.execute(
         "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
         " WHERE (key IN ('indexed', 'former') OR key LIKE 'indexed:%')"

@@ -157,7 +157,7 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 
 def get(db: Db, id: str) -> TurnRow | None:
-    """Returns the turn with this id, whoever its principal is. For internal use."""
+    """Returns the turn with this id, whoever it belongs to. For internal use."""
     row = db.execute(f"SELECT {COLUMNS} FROM turns WHERE id = ?", (id,)).get
     return None if row is None else row_of(row)
 

@@ -146,7 +146,7 @@ async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> li
 
 
 class _SummaryWriter:
-    """Writes the summaries of one compaction with a model."""
+    """Writes one compaction's summaries with a model."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ class Credentials:
     # -- callers --
 
     async def caller(self, method: str, headers: Headers) -> Caller:
-        """Returns the caller of a request. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another
+        """Returns a request's caller. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another
         origin."""
         authorization = headers.get(b"authorization")
         if authorization is not None:

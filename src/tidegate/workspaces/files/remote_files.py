@@ -167,7 +167,7 @@ class RemoteFiles:
 
 
 class _AnswerHeader(Frozen, frozen=True):
-    """The header of a response: the result and the number of bytes that follow, or the error."""
+    """A response's header: the result and the number of bytes that follow, or the error."""
 
     result: Any = None
     bytes: int = 0

@@ -148,7 +148,7 @@ class BackgroundProcesses:
         await self._store.write(messages.add_notice, live_sandbox.session, notice, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
-        """Spawns the process of a row, or records in the row that this failed."""
+        """Spawns a row's process, or records in the row that this failed."""
         child: Child | None = None
         try:
             await live_sandbox.enter()  # before reading the shell, since changing the backend discards the saved one
