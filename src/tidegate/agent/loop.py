@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
+from tidegate.agent.interface import Turn
 from tidegate.agent.model_step import ModelStep
 from tidegate.agent.tool_results import MODEL_STEP
 from tidegate.agent.tool_runner import ToolRunner
-from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
 from tidegate.values import Call, Frozen, Message
 

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from tidegate.agent.conversation import Conversation
-from tidegate.agent.turn import Turn
+from tidegate.agent.interface import Turn
 from tidegate.errors import ModelFailed
 from tidegate.lifetimes import Presence, Present
 from tidegate.models import Model, checked_usage

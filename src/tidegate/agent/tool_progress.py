@@ -8,7 +8,7 @@ the rest is not shown. Nothing is sent after the call has ended. The complete ou
 import asyncio
 from types import TracebackType
 
-from tidegate.agent.turn import Turn
+from tidegate.agent.interface import Turn
 from tidegate.values import ToolCall, ToolProgress
 
 PAUSE_SECONDS = 0.1

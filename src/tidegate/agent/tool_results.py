@@ -7,7 +7,7 @@ if the call never started, `interrupted` if it did.
 
 from collections.abc import Iterable, Sequence
 
-from tidegate.agent.turn import EXCERPT_CHARACTERS
+from tidegate.agent.interface import EXCERPT_CHARACTERS
 from tidegate.tools import Result, Tool
 from tidegate.values import Message, ToolCall, ToolEnded
 

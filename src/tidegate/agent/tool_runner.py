@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import anyio
 import msgspec
 
+from tidegate.agent.interface import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.agent.tool_progress import Progress
 from tidegate.agent.tool_results import cut_short, interrupted, tool_ended, tool_result, tool_step_name
-from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import MediaLeftOut, Superseded, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log

@@ -55,7 +55,7 @@ class _Commands(click.Group):
             return None
         if name == "version":
             return version
-        command = importlib.import_module(f"tidegate.cli.{name}").command
+        command = importlib.import_module(f"tidegate.cli.commands.{name}").command
         assert isinstance(command, click.Command)
         return command
 

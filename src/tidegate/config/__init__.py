@@ -9,23 +9,12 @@ and the valid values. No other file is opened here.
 from tidegate.config.loader import FILE_NAME, home_folder, load, read
 from tidegate.config.plugin_tables import references as plugin_references
 from tidegate.config.reference import example, reference, show
-from tidegate.config.settings import (
-    AgentSettings,
-    BudgetSettings,
-    Config,
-    ContextSettings,
-    ExpirySettings,
-    LimitSettings,
-    LogSettings,
-    MemorySettings,
-    ModelSettings,
-    NetworkSettings,
-    ServerSettings,
-    StoreSettings,
-    WebSettings,
-    WorkspaceSettings,
-    is_loopback,
-)
+from tidegate.config.settings import Config
+from tidegate.config.tables.agents import AgentSettings, ContextSettings, MemorySettings
+from tidegate.config.tables.limits import BudgetSettings, ExpirySettings, LimitSettings
+from tidegate.config.tables.models import ModelSettings, NetworkSettings
+from tidegate.config.tables.server import LogSettings, ServerSettings, StoreSettings, is_loopback
+from tidegate.config.tables.workspaces import WebSettings, WorkspaceSettings
 from tidegate.config.value_types import SENSITIVE_HEADER, Duration, InvalidValue, is_reference, looks_secret, nearest
 
 __all__ = [

@@ -16,18 +16,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidegate.config.plugin_tables import PLUGINS, plugin_tables
-from tidegate.config.settings import (
-    NAMED,
-    SINGLE,
-    AgentSettings,
-    BudgetSettings,
-    Config,
-    ModelSettings,
-    ServerSettings,
-    WebSettings,
-    is_loopback,
-    settings_of,
-)
+from tidegate.config.settings import NAMED, SINGLE, Config
+from tidegate.config.tables.agents import AgentSettings
+from tidegate.config.tables.declarations import settings_of
+from tidegate.config.tables.limits import BudgetSettings
+from tidegate.config.tables.models import ModelSettings
+from tidegate.config.tables.server import ServerSettings, is_loopback
+from tidegate.config.tables.workspaces import WebSettings
 from tidegate.config.value_types import NAME, InvalidValue, is_reference, looks_secret, nearest, quote
 from tidegate.errors import Misconfigured
 from tidegate.values import Frozen

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 
 from tidegate.config.plugin_tables import plugin_block
-from tidegate.config.settings import NAMED, SINGLE, Config, DeclaredSetting, settings_of
+from tidegate.config.settings import NAMED, SINGLE, Config
+from tidegate.config.tables.declarations import DeclaredSetting, settings_of
 from tidegate.config.value_types import Plain, References
 from tidegate.values import Frozen
 

@@ -18,8 +18,8 @@ from tidegate.engine.run_queue import RunQueue
 from tidegate.engine.turn_end import Attempt, billing_of
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import start
+from tidegate.error_mapping import failure_of
 from tidegate.errors import EarlierTurnOpen, ModelFailed, StoreFailed, Superseded, TurnFailed
-from tidegate.failures import failure_of
 from tidegate.lifetimes import Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
 from tidegate.store import Db, StopRequest, Store, turns

@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import ParamSpec
 from weakref import WeakSet
 
 import anyio
@@ -33,8 +34,8 @@ from tidegate.engine.turn_end import (
 )
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import accept
+from tidegate.error_mapping import failure_of
 from tidegate.errors import Conflict, EarlierTurnOpen, NotFound, Stopping, StoreFailed, Superseded
-from tidegate.failures import failure_of
 from tidegate.lifetimes import Presence, Present, Scope
 from tidegate.log import Log
 from tidegate.status_report import EngineStats
@@ -42,6 +43,7 @@ from tidegate.store import StopRequest, Store, open_turns, turns
 from tidegate.values import Event, Notice, Outcome, TurnEnded
 
 log = Log(__name__)
+P = ParamSpec("P")
 
 OPEN = ("queued", "running")
 """The states of turns that have not ended."""
@@ -59,6 +61,9 @@ LONGEST_POLL = 1.0
 
 
 class EmbeddedEngine(Engine):
+    """Runs at most `turns` turns at once, each for at most `turn_seconds`. A turn that waits for a person reads its
+    news at least every `reread_seconds`."""
+
     def __init__(
         self,
         scope: Scope,
@@ -431,26 +436,9 @@ class EmbeddedEngine(Engine):
         live.log.append(TurnEnded(outcome=outcome))
 
 
-def build_engine(
-    scope: Scope,
-    store: Store,
-    presence: Presence,
-    handler: Handler,
-    *,
-    turns: int,
-    turn_seconds: float,
-    clock: Callable[[], float],
-    reread_seconds: float = REREAD_SECONDS,
-) -> Engine:
-    """Returns the engine. It runs at most `turns` turns concurrently, each for at most `turn_seconds`. A turn that is
-    waiting for a person reads its news at least every `reread_seconds`."""
-    return EmbeddedEngine(
-        scope,
-        store,
-        presence,
-        handler,
-        turns=turns,
-        turn_seconds=turn_seconds,
-        clock=clock,
-        reread_seconds=reread_seconds,
-    )
+def _as_engine(engine: Callable[P, Engine]) -> Callable[P, Engine]:
+    return engine
+
+
+build_engine = _as_engine(EmbeddedEngine)
+"""Builds the engine. Callers see its parameters and the interface `Engine`, but not which engine it is."""

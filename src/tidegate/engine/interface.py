@@ -44,7 +44,8 @@ class TakenTurn(Frozen, frozen=True):
     tools_changed: bool = False
     """True if the frozen prefix was replaced because the caller's tools have changed."""
     interruptions: int = 0
-    """The number of earlier attempts that were interrupted, other than by an orderly stop."""
+    """The number of earlier attempts that were interrupted while they worked. An orderly stop does not count, nor does
+    any end of the process while the turn waited for a person or a task."""
 
 
 class StartedTurn(Frozen, frozen=True):

@@ -9,10 +9,10 @@ When the transaction of `settle` commits, the turn has its final state and its a
 has a result. A call that was started but left no result is recorded as interrupted, however the turn ended; only a call
 without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
 ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
-session is deleted, except for its usage and its outcome, which is stored under its receipts; if it has no receipts and
-nobody is following the turn, the outcome is kept until it is fetched. Only the usage of a delegated task is kept. It is
-added to this turn and to its parent turns. If the transaction does not commit, the turn counts as still running and
-continues at the next start.
+session is deleted, except for its usage and its outcome. The outcome can be fetched until it expires, because whoever
+is following the turn may not receive it: the process may be killed right after this transaction. Only the usage of a
+delegated task is kept. It is added to this turn and to its parent turns. If the transaction does not commit, the turn
+counts as still running and continues at the next start.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ from tidegate.agent import interrupted, missing, not_run
 from tidegate.engine.interface import TakenTurn
 from tidegate.engine.journal import Billing, Journal, bill, commit_row, record_call
 from tidegate.engine.live_turn import LiveTurn
+from tidegate.error_mapping import stopped_failure
 from tidegate.errors import Conflict
-from tidegate.failures import stopped_failure
 from tidegate.store import (
     Db,
     MessageRow,
@@ -84,10 +84,10 @@ class TurnEnd(Frozen, frozen=True):
     """The attempt's fence, or None if the turn was never taken here."""
     takes: bool = False
     """True if the end was not determined by an attempt. An attempt may still be running in another process."""
-    keeps_outcome: bool = False
-    """True if somebody may still ask for a one-shot call's outcome: nobody is following the turn and will receive it,
-    and the turn was not stopped because its caller had disconnected. The outcome of a task is never requested this
-    way."""
+    is_followed: bool = False
+    """True if somebody is following the turn to its end, and most likely receives its outcome now."""
+    abandoned: bool = False
+    """True if the turn was stopped because its caller had disconnected, so nobody will ask for its outcome."""
     withdrawn: bool = False
     """True if the turn was stopped before it was taken. Its messages do not enter the transcript, and no other turn
     takes them."""
@@ -140,7 +140,8 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
         delegated=live.delegated,
         fence=fence,
         takes=fence is None,
-        keeps_outcome=taken.session.kind == "ephemeral" and not live.log.readers and not live.abandoned,
+        is_followed=live.log.readers > 0,
+        abandoned=live.abandoned,
         withdrawn=withdrawn,
     )
 
@@ -173,7 +174,8 @@ def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followe
         within=taken.turn.within,
         fence=taken.turn.fence,
         takes=True,
-        keeps_outcome=not is_followed and not request.abandoned,
+        is_followed=is_followed,
+        abandoned=request.abandoned,
         withdrawn=True,
     )
     return Stopped(True, settle(db, end, now))
@@ -243,13 +245,23 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
         turns.set_notices(db, end.turn, notices)
     outcome = _outcome(end, answer, finish, notices, now)
     if end.ephemeral:
-        if not receipts.finish(db, end.turn, outcome) and end.keeps_outcome and end.within is None:
-            receipts.keep_outcome(db, end.billing.principal, outcome, now)
+        kept_until, needed_until = receipts.finish(db, end.turn, outcome), _needed_until(end, now)
+        if kept_until < needed_until:
+            receipts.keep_outcome(db, end.billing.principal, outcome, now, needed_until)
         sessions.delete(db, end.session)
         return Settlement(outcome=outcome, rows=tuple(rows))
     if not goes_on:
         rows += messages.close_inbox(db, end.session)
     return Settlement(outcome=outcome, rows=tuple(rows), follow_up=follow_up, version=sessions.version(db, end.session))
+
+
+def _needed_until(end: TurnEnd, now: float) -> float:
+    """Returns how long the outcome of a one-shot call must be available; 0 if nobody will ask for it. The turn that
+    delegated a task finds its outcome under the task's receipt."""
+    if end.abandoned or end.within is not None:
+        return 0.0
+    soon = now + receipts.FOLLOWED_SECONDS
+    return soon if end.is_followed else max(soon, end.accepted + receipts.UNFOLLOWED_SECONDS)
 
 
 def _missing_results(db: Db, end: TurnEnd, now: float) -> Iterator[tuple[str, Message]]:

@@ -55,7 +55,7 @@ def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
         recorded += _append_notice(db, session, turn, current, now)
     return StartedTurn(
         taken=TakenTurn(
-            turn=row, session=session, settings=current, tools_changed=changed, interruptions=before.attempts
+            turn=row, session=session, settings=current, tools_changed=changed, interruptions=max(row.attempts - 1, 0)
         ),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),

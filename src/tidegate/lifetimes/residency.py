@@ -3,13 +3,12 @@
 A session has at most one record, and only while the session is present. It is present while a turn is running or
 waiting, a resident exists or is being built, its workspace is in use, or a reader is watching it. A resident is reused
 while its signature is unchanged, is built only once for concurrent callers, and is removed only by `unload`. Residents
-are bounded by number, bytes and idle time (`limits.residents`, `resident_bytes` and `idle_ttl`, in
-`config/settings.py`); the least recently used resident is unloaded first. A resident whose turn is working is never
-released before that turn ends, even if it is replaced in the meantime. While the turn is waiting for a user, its
-resident may be unloaded like any other, and the turn rebuilds it. Residents are released in tasks of the scope,
-concurrently with turns; a failure is reported with the session's name. Presence owns the records and the residents. In
-each record, the fields `turn`, `waiting` and `held` belong to the engine, `workspace` and `disk` to the workspaces
-package.
+are bounded by number, bytes and idle time (`limits.residents`, `resident_bytes` and `idle_ttl`); the least recently
+used resident is unloaded first. A resident whose turn is working is never released before that turn ends, even if it is
+replaced in the meantime. While the turn is waiting for a user, its resident may be unloaded like any other, and the
+turn rebuilds it. Residents are released in tasks of the scope, concurrently with turns; a failure is reported with the
+session's name. Presence owns the records and the residents. In each record, the fields `turn`, `waiting` and `held`
+belong to the engine, `workspace` and `disk` to the workspaces package.
 """
 
 import asyncio

@@ -26,7 +26,6 @@ from tidegate.store import (
     messages,
     open_turns,
     principals,
-    receipts,
     session_search,
     sessions,
     settings,
@@ -64,12 +63,6 @@ def session(db: Db, id: str, own: str | None) -> SessionRow | None:
 
 def outcome(db: Db, turn: str, own: str | None) -> Outcome | None:
     return turns.outcome(db, turn) if own is None else turns.outcome_for(db, turn, own)
-
-
-def fetched_outcome(db: Db, turn: str, principal: Principal) -> tuple[Outcome | None, bool]:
-    """Returns the outcome, and True if it is stored only until this principal fetches it."""
-    found = outcome(db, turn, visible_to(principal))
-    return found, found is not None and receipts.is_unfetched(db, principal.id, turn)
 
 
 def listing(

@@ -45,7 +45,6 @@ from tidegate.store import (
     UsageTotal,
     audit,
     open_turns,
-    receipts,
     search_index,
     settings,
     turns,
@@ -98,18 +97,6 @@ class Sessions:
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return found
-
-    async def fetch_outcome(
-        self, turn: str, principal: Principal, deliver: Callable[[Outcome], Awaitable[None]]
-    ) -> None:
-        """Like `outcome`, for the original caller. If nobody waited for a one-shot call's outcome, it is kept until it
-        has been delivered this way to the principal that made the call."""
-        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, principal)
-        if found is None:
-            raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
-        await deliver(found)
-        if is_unfetched:
-            await self._store.write(receipts.forget_outcome, principal.id, turn)
 
     async def abandon(self, turn: str) -> None:
         """Stops the turn if its caller requested this and no reader is left. Called when a reader has disconnected."""

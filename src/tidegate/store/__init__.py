@@ -55,28 +55,21 @@ from tidegate.store.sqlite.writer import Fault
 from tidegate.store.tables import (
     approvals,
     audit,
-    intents,
     messages,
     notes,
-    open_turns,
-    outbox,
     principals,
     processes,
-    ranking,
-    receipts,
-    search,
-    search_index,
-    session_search,
     sessions,
     settings,
     spooled,
     summaries,
-    turns,
     usage,
     workspaces,
 )
-from tidegate.store.tables.search import AllWords, Mention, SearchableMessage
-from tidegate.store.tables.session_search import FoundSession
+from tidegate.store.tables.search import ranking, search, search_index, session_search
+from tidegate.store.tables.search.search import AllWords, Mention, SearchableMessage
+from tidegate.store.tables.search.session_search import FoundSession
+from tidegate.store.tables.turns import intents, open_turns, outbox, receipts, turns
 
 __all__ = [
     "PROBLEM_KINDS",

@@ -342,7 +342,7 @@ _V5 = (
 
 # A summary covers the positions `first` to `last`, and is itself covered by the summary with number `parent`. At the
 # positions of an elision, long content (`payload`) or content without text (`media`) is shown as an excerpt. The search
-# index numbers the sessions; one principal's sessions have adjacent numbers (`store/tables/search.py`).
+# index numbers the sessions; one principal's sessions have adjacent numbers (`store/tables/search/search.py`).
 _V6 = (
     """CREATE TABLE summaries(
         session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL,

@@ -71,8 +71,7 @@ class ToolRegistry:
 
 def _builtin_names() -> frozenset[str]:
     """Returns the names of the modules in `builtin/`, found by their files without importing them."""
-    names = {module.name for module in iter_modules(builtin.__path__)}
-    return frozenset(names - {"process"})  # part of the toolset `terminal`
+    return frozenset(module.name for module in iter_modules(builtin.__path__))
 
 
 BUILTIN = _builtin_names()

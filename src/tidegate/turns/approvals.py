@@ -35,7 +35,7 @@ from tidegate.store import (
     sessions,
     turns,
 )
-from tidegate.turns.channels import DELEGATE, Channels
+from tidegate.turns.channel_registry import DELEGATE, Channels
 from tidegate.values import Frozen, QuestionAnswered, QuestionAsked, new_id
 
 LISTED = 200

@@ -36,7 +36,7 @@ from tidegate.models import EncodedPrefix, Model, Models
 from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channels import Channels
+from tidegate.turns.channel_registry import Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,

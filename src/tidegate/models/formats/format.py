@@ -1,8 +1,8 @@
 """Provider formats: the interface of a format, and the choice of a format for a model.
 
 To add a format, write a package next to `openai` and `anthropic` with a class that implements `Format`, add its `api`
-to `config/settings.py`, and return it from `format_for`. For a complete example of one API's requests and answers, see
-`openai/responses.py` and `openai/responses_answer.py`.
+to `config/tables/models.py`, and return it from `format_for`. For a complete example of one API's requests and answers,
+see `openai/responses.py` and `openai/responses_answer.py`.
 
 A format belongs to one configured model and stores nothing per conversation.
 """

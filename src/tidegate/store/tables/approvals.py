@@ -17,7 +17,7 @@ from tidegate.errors import Conflict, Refused
 from tidegate.store.interface import Db
 from tidegate.store.rows import LISTED, ApprovalAnswer, ApprovalRow, ApprovalState, Decision, NewApproval, encode
 from tidegate.store.tables import audit
-from tidegate.store.tables.turns import conversation, refusal
+from tidegate.store.tables.turns.turns import conversation, refusal
 
 SUMMARY_CHARACTERS = 65_536
 """Maximum length of an action's description. It is shown in full, since nobody should approve what they have not seen,

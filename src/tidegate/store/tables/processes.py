@@ -15,7 +15,7 @@ from tidegate.errors import Conflict
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import LISTED, ProcessEnd, ProcessRow
-from tidegate.store.tables import open_turns, turns
+from tidegate.store.tables.turns import open_turns, turns
 
 _COLUMNS = (
     "processes.id, session, processes.name, command, backend, pid, start_ticks, state, exit_code, restart, notify,"

@@ -26,7 +26,8 @@ from tidegate.store.rows import (
     decompress,
     encode,
 )
-from tidegate.store.tables import approvals, messages, search_index, usage, workspaces
+from tidegate.store.tables import approvals, messages, usage, workspaces
+from tidegate.store.tables.search import search_index
 from tidegate.values import Failure, Prefix
 
 _COLUMNS = (

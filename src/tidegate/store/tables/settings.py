@@ -18,7 +18,7 @@ import msgspec
 from tidegate.store.interface import Db
 from tidegate.store.rows import SettingRow, encode
 from tidegate.store.tables import messages
-from tidegate.store.tables.turns import refusal
+from tidegate.store.tables.turns.turns import refusal
 
 OWN = "_"
 """Prefix for keys that are internal to the gateway. They are not listed, since no person chose them."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import Db
 from tidegate.store.rows import LISTED, SpooledKind, SpooledRow
-from tidegate.store.tables.turns import refusal
+from tidegate.store.tables.turns.turns import refusal
 
 _LAST = 1e300
 """A time later than that of any row."""

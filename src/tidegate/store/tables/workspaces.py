@@ -16,7 +16,7 @@ from tidegate.errors import Refused
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import Db
 from tidegate.store.rows import WorkspaceRow, compress, decompress
-from tidegate.store.tables.turns import refusal
+from tidegate.store.tables.turns.turns import refusal
 
 SHELL_BYTES = 1024 * 1024
 """Maximum size of a saved shell: its environment and functions. A process's environment cannot be much larger."""

@@ -23,7 +23,7 @@ from tidegate.web.app.auth import Caller
 from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.http_request import idempotency_key
-from tidegate.web.app.http_response import HttpResponse, json_response, send_response
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_LISTED = 500
 IDEMPOTENCY_SECONDS = 86400.0
@@ -338,16 +338,8 @@ class ConversationsApi:
             )
         return view
 
-    async def turn(self, request: Request) -> HttpResponse | None:
-        turn, principal = request.path["id"], request.caller.principal
-
-        async def deliver(outcome: Outcome) -> None:
-            await send_response(request.send, json_response(outcome))
-
-        if request.method == "HEAD":
-            return json_response(await self._service.outcome(turn, principal))
-        await self._service.fetch_outcome(turn, principal, deliver)
-        return None
+    async def turn(self, request: Request) -> HttpResponse:
+        return json_response(await self._service.outcome(request.path["id"], request.caller.principal))
 
     # -- commands and agents --
 

@@ -23,15 +23,18 @@ from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
 from tidegate.status_report import SessionsStatus, StatusReport
 from tidegate.store import Store
-from tidegate.web.api.admin import Admin
 from tidegate.web.api.approvals import ApprovalsApi
 from tidegate.web.api.audit import AuditApi
 from tidegate.web.api.browsers import BrowsersApi
 from tidegate.web.api.conversations import ConversationsApi
 from tidegate.web.api.event_stream import EventStream
+from tidegate.web.api.keys import KeysApi
 from tidegate.web.api.memory import MemoryApi
+from tidegate.web.api.models import ModelsApi
+from tidegate.web.api.page import PageApi
 from tidegate.web.api.projects import ProjectsApi
 from tidegate.web.api.session_settings import SessionSettingsApi
+from tidegate.web.api.status import StatusApi
 from tidegate.web.api.usage import UsageApi
 from tidegate.web.app.auth import Credentials
 from tidegate.web.app.cors import Cors
@@ -318,11 +321,13 @@ def create_app(
             ledger=service.ledger,
         ).response
 
-    admin = Admin(credentials, health, load_metrics, pages, status, frozenset(config.agents))
     return App(
         chat=ChatCompletions(service, credentials, bodies, errors, streams, config),
         endpoints=[
-            *admin.endpoints(),
+            *ModelsApi().endpoints(),
+            *StatusApi(health, load_metrics, status).endpoints(),
+            *KeysApi(credentials, frozenset(config.agents)).endpoints(),
+            *PageApi(credentials, pages).endpoints(),
             *BrowsersApi(credentials).endpoints(),
             *ConversationsApi(service, commands, events).endpoints(),
             *SessionSettingsApi(service).endpoints(),

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from tidegate.error_mapping import failure_of
 from tidegate.errors import Busy, Refused, StoreFailed
-from tidegate.failures import failure_of
 from tidegate.log import Log
 from tidegate.safe_text import strip_controls
 from tidegate.values import Failure

@@ -13,9 +13,9 @@ from contextlib import closing
 from typing import Any
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
+from tidegate.cli.commands.chat.printer import Printer
+from tidegate.cli.commands.chat.questions import QuestionPrompt
 from tidegate.cli.output import strip_controls
-from tidegate.cli.terminal.printer import Printer
-from tidegate.cli.terminal.questions import QuestionPrompt
 
 _RECONNECTS = 5  # number of lost connections before giving up
 _PAUSE_SECONDS = 0.5  # multiplied by the number of lost connections

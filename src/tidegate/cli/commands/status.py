@@ -8,9 +8,9 @@ from typing import Any
 import click
 import msgspec
 
+from tidegate.cli.commands.usage import spending
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import local_time, plural, print_json, print_table, size, span
-from tidegate.cli.usage import spending
 from tidegate.gateway import ask
 from tidegate.status_report import (
     Holding,

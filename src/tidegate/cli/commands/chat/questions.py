@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
+from tidegate.cli.commands.chat.printer import Printer
 from tidegate.cli.output import local_time, strip_controls
-from tidegate.cli.terminal.printer import Printer
 from tidegate.errors import TidegateError
 
 _POLL_SECONDS = 1.0  # interval for checking whether the question was answered elsewhere

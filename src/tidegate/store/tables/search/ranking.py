@@ -18,8 +18,8 @@ from tidegate.store import dialect
 from tidegate.store.analysis import QUESTION_WORDS, Analyzer, Period, periods
 from tidegate.store.interface import Db
 from tidegate.store.rows import decode_message, decompress
-from tidegate.store.tables.search import Mention
-from tidegate.store.tables.search_index import (
+from tidegate.store.tables.search.search import Mention
+from tidegate.store.tables.search.search_index import (
     BLOCK,
     ENTRY_BITS,
     FORMER_BITS,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import Db
 from tidegate.store.rows import OpenTurns, TurnRow, decode_call
-from tidegate.store.tables.turns import COLUMNS, row_of
+from tidegate.store.tables.turns.turns import COLUMNS, row_of
 from tidegate.values import Call
 
 

@@ -22,7 +22,7 @@ def command() -> None:
 def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
     """List everything that is waiting for your answer, in full, oldest first."""
     from tidegate.cli.client import GatewayClient
-    from tidegate.cli.terminal.questions import heading, question_lines
+    from tidegate.cli.commands.chat.questions import heading, question_lines
     from tidegate.gateway import command_hint
 
     found = GatewayClient(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
@@ -51,7 +51,7 @@ def answer(id: str, words: tuple[str, ...], home: Path, as_json: bool) -> None:
     The answer to a request is `approve` or `deny [REASON]`. If a question has choices, answer with one of them or its
     number."""
     from tidegate.cli.client import GatewayClient
-    from tidegate.cli.terminal.questions import answer_of
+    from tidegate.cli.commands.chat.questions import answer_of
 
     api = GatewayClient(home)
     path = api.approval(id)

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import click
 
+from tidegate.cli.commands.status import commands, read_status
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import join_words, print_json, size
-from tidegate.cli.status import commands, read_status
 from tidegate.config import ModelSettings, WorkspaceSettings, is_loopback
 from tidegate.errors import TidegateError
 from tidegate.gateway import (

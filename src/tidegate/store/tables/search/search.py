@@ -13,7 +13,7 @@ from tidegate.store.analysis import Analyzer
 from tidegate.store.dialect import JOIN_IN_ORDER
 from tidegate.store.interface import Db
 from tidegate.store.rows import Row, SpooledRow, decode_message, decompress, unpack
-from tidegate.store.tables.search_index import (
+from tidegate.store.tables.search.search_index import (
     BLOCK,
     ENTRY_BITS,
     FORMER_BITS,

@@ -1,4 +1,4 @@
-"""The toolset `terminal`: commands in the session's own shell, and long-running ones (`process`).
+"""The tool `terminal`: runs commands in the session's own shell.
 
 A command runs until it exits, times out or its turn ends, whichever comes first, and never leaves a process running.
 Clients that follow the turn see the output as it arrives; the model sees the beginning and the end, and how to read the
@@ -10,11 +10,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tidegate.tools.builtin.process import process
 from tidegate.tools.tool import Result, ToolContext, tool
 from tidegate.workspaces import CommandEnd
-
-__all__ = ["process", "terminal"]
 
 DEFAULT_SECONDS = 120.0
 """Default time limit. It is enough for most builds and tests; longer commands should be started in the background."""

@@ -15,10 +15,15 @@ TASK_SECONDS = 30 * 86400.0
 """Seconds for which a delegated task's receipt is kept. The turn that delegated the task may wait for a person for a
 long time. When it ends, the receipt is deleted."""
 
-UNFETCHED_SECONDS = 86400.0
-"""Seconds for which a one-shot call's outcome is kept if nobody fetches it: as long as with an idempotency key."""
+UNFOLLOWED_SECONDS = 86400.0
+"""Seconds for which a one-shot call's outcome can be fetched if nobody followed the call to its end: as long as with an
+idempotency key."""
 
-_UNFETCHED = "outcome"
+FOLLOWED_SECONDS = 300.0
+"""The same if somebody followed the call. The process may be killed before they receive the outcome, so it is kept long
+enough for a restart and a second attempt, but no longer, since most callers already have it."""
+
+_OUTCOME = "outcome"
 """The source of receipts that only store an outcome. Callers cannot send one, since its key is the turn's id."""
 
 BATCH = 1000
@@ -62,35 +67,24 @@ def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: 
     )
 
 
-def finish(db: Db, turn: str, outcome: Outcome) -> int:
-    """Stores the outcome in the turn's receipts. Used for a turn whose rows are about to be deleted. Returns the number
-    of receipts."""
-    if db.execute("SELECT 1 FROM receipts WHERE turn = ? LIMIT 1", (turn,)).get is None:
-        return 0
+def finish(db: Db, turn: str, outcome: Outcome) -> float:
+    """Stores the outcome in the turn's receipts. Used for a turn whose rows are about to be deleted. Returns the time
+    when the last of these receipts expires; 0 if there is none."""
+    until = db.execute("SELECT max(expires) FROM receipts WHERE turn = ?", (turn,)).get
+    if until is None:
+        return 0.0
     db.execute("UPDATE receipts SET outcome = ? WHERE turn = ?", (encode(outcome), turn))
-    return db.changes()
+    return float(until)
 
 
-def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float) -> None:
-    """Stores the outcome of a turn without receipts whose rows are about to be deleted, until it has been fetched or
-    has expired."""
-    receipt = Receipt(source=_UNFETCHED, key=outcome.turn, digest=b"", keep=UNFETCHED_SECONDS)
-    put(db, principal, receipt, outcome.turn, now)
+def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float, until: float) -> None:
+    """Stores the outcome of a turn whose rows are about to be deleted, in a separate receipt. Only `prune` deletes it,
+    because whoever receives the outcome may lose it on the way and ask again."""
     db.execute(
-        "UPDATE receipts SET outcome = ? WHERE principal = ? AND source = ? AND key = ?",
-        (encode(outcome), principal, _UNFETCHED, outcome.turn),
+        "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, outcome)"
+        " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+        (principal, _OUTCOME, outcome.turn, b"", outcome.turn, now, until, encode(outcome)),
     )
-
-
-def is_unfetched(db: Db, principal: str, turn: str) -> bool:
-    """True if the turn's outcome is stored only until this principal fetches it."""
-    found = "SELECT 1 FROM receipts WHERE principal = ? AND source = ? AND key = ?"
-    return db.execute(found, (principal, _UNFETCHED, turn)).get is not None
-
-
-def forget_outcome(db: Db, principal: str, turn: str) -> None:
-    """Deletes an outcome that was stored only until this principal fetched it."""
-    db.execute("DELETE FROM receipts WHERE principal = ? AND source = ? AND key = ?", (principal, _UNFETCHED, turn))
 
 
 def of_task(turn: str, step: str, digest: bytes) -> Receipt:

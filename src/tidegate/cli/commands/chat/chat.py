@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
+from tidegate.cli.commands.chat.greeting import greeting, last_exchange
+from tidegate.cli.commands.chat.interrupts import InterruptHandler, LeaveRequested
+from tidegate.cli.commands.chat.printer import Printer
+from tidegate.cli.commands.chat.questions import QuestionPrompt
+from tidegate.cli.commands.chat.turn_follower import TurnFollower
 from tidegate.cli.options import home_option
 from tidegate.cli.output import at_terminal, strip_controls
-from tidegate.cli.terminal.greeting import greeting, last_exchange
-from tidegate.cli.terminal.interrupts import InterruptHandler, LeaveRequested
-from tidegate.cli.terminal.printer import Printer
-from tidegate.cli.terminal.questions import QuestionPrompt
-from tidegate.cli.terminal.turn_follower import TurnFollower
 from tidegate.errors import NotFound, TidegateError
 from tidegate.gateway import command_hint
 
@@ -192,7 +192,7 @@ def _pipe(chat: _Chat) -> int:
 
 
 def _converse(chat: _Chat, home: Path) -> int:
-    from tidegate.cli.terminal.line_input import line_reader
+    from tidegate.cli.commands.chat.line_input import line_reader
 
     chat.greet()
     print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D exits.")

@@ -40,11 +40,15 @@ INCOMING = "in-"
 """Prefix for the steps of a turn's own messages, in order: in-0, in-1, …"""
 _ANSWER, _PARTIAL = "model-", "partial"
 """The steps for a model's output: the prefix for its answers, and the shown part of a stopped answer."""
-_NOT_WAITING = (
-    "(NOT EXISTS (SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open')"
-    " AND NOT EXISTS (SELECT 1 FROM turns AS task WHERE task.within = turns.id"
-    " AND task.state IN ('queued', 'running')))"
+_OPEN_APPROVALS = "SELECT 1 FROM approvals WHERE approvals.turn = turns.id AND approvals.state = 'open'"
+_OPEN_TASKS = "FROM turns AS task WHERE task.within = turns.id AND task.state IN ('queued', 'running')"
+_IS_WAITING = (
+    f"((EXISTS ({_OPEN_APPROVALS}) OR EXISTS (SELECT 1 {_OPEN_TASKS}))"
+    " AND NOT EXISTS (SELECT 1 FROM intents WHERE intents.turn = turns.id"
+    f" AND NOT EXISTS ({_OPEN_APPROVALS} AND approvals.step = intents.step)"
+    f" AND turns.id || '/' || intents.step NOT IN (SELECT key FROM receipts WHERE turn IN (SELECT id {_OPEN_TASKS}))))"
 )
+"""True if the turn waits for a person or a task, and none of its tools is at work meanwhile."""
 _NONE_EARLIER = (
     "NOT EXISTS (SELECT 1 FROM turns AS earlier WHERE earlier.session = turns.session"
     " AND earlier.number < turns.number AND earlier.state IN ('queued', 'running'))"
@@ -178,7 +182,7 @@ def take(db: Db, id: str, now: float) -> TurnRow:
     queued = found is not None
     if not queued:
         found = db.execute(
-            f"UPDATE turns SET fence = fence + 1, attempts = attempts + CASE WHEN {_NOT_WAITING} THEN 1 ELSE 0 END"
+            f"UPDATE turns SET fence = fence + 1, attempts = attempts + CASE WHEN {_IS_WAITING} THEN 0 ELSE 1 END"
             f" WHERE id = ? AND state = 'running' RETURNING {COLUMNS}",
             (id,),
         ).get
@@ -232,11 +236,12 @@ def request_stop(db: Db, id: str, request: StopRequest) -> TurnState | None:
 
 def park(db: Db, id: str, fence: int) -> bool:
     """Records that the running turn was paused on purpose between two steps, to continue at the next startup. This
-    attempt does not count towards the limit of attempts. Returns False if the turn is not running or has been taken by
+    attempt does not count towards the limit of attempts. If the turn is waiting for a person or a task, the attempt
+    that takes the turn is not counted instead (`take`). Returns False if the turn is not running or has been taken by
     another attempt."""
     db.lock("turn", id)
     parked = db.execute(
-        "UPDATE turns SET attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END"
+        f"UPDATE turns SET attempts = attempts - CASE WHEN attempts < 1 OR {_IS_WAITING} THEN 0 ELSE 1 END"
         " WHERE id = ? AND fence = ? AND state = 'running' RETURNING 1",
         (id, fence),
     ).get

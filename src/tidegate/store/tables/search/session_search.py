@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tidegate.store import dialect
 from tidegate.store.interface import Db
 from tidegate.store.rows import decode_message, decompress
-from tidegate.store.tables.search import (
+from tidegate.store.tables.search.search import (
     FORMER_ROW,
     HITS,
     READS,
@@ -19,7 +19,7 @@ from tidegate.store.tables.search import (
     matches,
     place_of,
 )
-from tidegate.store.tables.search_index import (
+from tidegate.store.tables.search.search_index import (
     ENTRY_BITS,
     FORMER_BITS,
     LAST,
