@@ -61,8 +61,8 @@ LONGEST_POLL = 1.0
 
 
 class EmbeddedEngine(Engine):
-    """Runs at most `turns` turns at once, each for at most `turn_seconds`. A turn that waits for a person reads its
-    news at least every `reread_seconds`."""
+    """Runs at most `turns` turns concurrently, each for at most `turn_seconds`. A turn that is waiting for a person
+    reads its news at least every `reread_seconds`."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""The commands, one module or package each. Its `command` is what runs."""
+"""The commands, with one module or package each, whose `command` is run."""
