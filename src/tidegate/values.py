@@ -318,14 +318,15 @@ class Call(Frozen, frozen=True):
 
 
 IDEMPOTENCY = "idempotency"
-"""A receipt's source: an idempotency key chosen by the caller."""
+"""The source of receipts for idempotency keys chosen by callers."""
 
 DELEGATED = "delegated"
-"""A receipt's source: the step of a turn that delegated a task. It ensures that the task is delegated only once."""
+"""The source of receipts for delegated tasks, whose key is the step that delegated the task. They ensure that a task is
+delegated only once."""
 
 RETRY_MARK, RETRY = "retry-mark", "retry"
-"""Receipts' sources for official clients that retry automatically without a key. Each first attempt leaves a mark, and
-only requests that declare themselves to be retries are matched against the marks."""
+"""Sources of receipts for official clients, which retry automatically without a key. Each first attempt leaves a mark,
+and only requests that declare themselves to be retries are matched against the marks."""
 
 
 class Receipt(Frozen, frozen=True):

@@ -401,8 +401,8 @@ class EmbeddedEngine(Engine):
     # -- the end --
 
     def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
-        """Releases a turn's record, exactly once. No other code does this. It happens as soon as the end is stored, so
-        that waiting callers are notified in the same iteration of the event loop, and at the latest when the turn's
+        """Releases a turn's record, exactly once. No other code does this. This happens as soon as the end is stored,
+        so that waiting callers are notified in the same iteration of the event loop, and at the latest when the turn's
         asyncio task ends."""
         if live.released:
             return

@@ -1,1 +1,1 @@
-"""The commands, with one module or package each, whose `command` is run."""
+"""The commands, one module or package each. In each of them, `command` is the function that runs."""

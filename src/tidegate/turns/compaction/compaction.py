@@ -4,7 +4,7 @@ Transcript rows are never changed. Above the soft mark, a summary of older messa
 the hard mark, the request is reduced before the model is called, in bounded stages: summaries by a model, excerpts of
 old results, a list of messages, excerpts of everything. The last stages need no model, so reduction always terminates.
 A stage is applied only if it reduces the request by the configured share or, for the last ones, makes it fit. Applied
-stages are stored as rows, so the request is the same after a restart. After a useless summary, no other one is
+stages are stored as rows, so the request is the same after a restart. After a summary that could not be used, none is
 requested until a time recorded in the store. Compacting one conversation never delays another, and compactions are
 never nested.
 
