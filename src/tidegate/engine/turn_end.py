@@ -256,8 +256,8 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
 
 
 def _needed_until(end: TurnEnd, now: float) -> float:
-    """Returns how long a one-shot call's outcome must be available, or 0 if nobody will ask for it. The turn that
-    delegated a task finds the outcome in the task's receipt."""
+    """Returns the time until which a one-shot call's outcome must be available, or 0 if nobody will ask for it. The
+    turn that delegated a task finds the outcome in the task's receipt."""
     if end.abandoned or end.within is not None:
         return 0.0
     soon = now + receipts.FOLLOWED_SECONDS

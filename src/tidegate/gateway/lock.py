@@ -29,8 +29,8 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
 def command_hint(home: Path, command: str) -> str:
-    """Returns `tidegate COMMAND` for this home folder, in quotation marks and ready to be copied. The home folder is
-    included unless it is the default one."""
+    """Returns `tidegate COMMAND` for this home folder, in backquotes and ready to be copied. The home folder is
+    included, quoted for the shell, unless it is the default one."""
     try:
         is_default = home == Path(_DEFAULT_HOME).expanduser().absolute()
     except RuntimeError:  # the user has no home folder

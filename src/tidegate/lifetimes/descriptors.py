@@ -14,7 +14,7 @@ RESERVE = 32
 """The number of descriptors in the reserve: enough for the control socket, a few health and status connections, and the
 files that must be read to serve them."""
 RESERVE_SHARE = 4
-"""If descriptors are scarce, at most one in this many is reserved."""
+"""Limits the reserve if descriptors are scarce: 4 means at most a quarter of them."""
 
 
 class Descriptors:

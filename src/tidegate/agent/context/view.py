@@ -22,8 +22,8 @@ QUOTE = "> "
 """The prefix of each line of a summary."""
 
 TAIL_SHARE = 4
-"""One part in this many of an excerpt comes from the end of the text. The beginning gets more because it is usually
-more informative."""
+"""Determines how much of an excerpt comes from the end of the text: 4 means a quarter. The beginning gets more because
+it is usually more informative."""
 
 
 class View(Frozen, frozen=True):
