@@ -255,7 +255,7 @@ class CallerTools(Frozen, frozen=True):
 
 
 class Call(Frozen, frozen=True):
-    """The parameters of one request. They apply only to the turn that the request starts."""
+    """A request's parameters. They apply only to the turn that the request starts."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -318,14 +318,15 @@ class Call(Frozen, frozen=True):
 
 
 IDEMPOTENCY = "idempotency"
-"""A receipt's source: an idempotency key chosen by the caller."""
+"""The source of receipts for idempotency keys chosen by callers."""
 
 DELEGATED = "delegated"
-"""A receipt's source: the step of a turn that delegated a task. It ensures that the task is delegated only once."""
+"""The source of receipts for delegated tasks, whose key is the step that delegated the task. They ensure that a task is
+delegated only once."""
 
 RETRY_MARK, RETRY = "retry-mark", "retry"
-"""Receipts' sources for official clients that retry automatically without a key. Each first attempt leaves a mark, and
-only requests that declare themselves to be retries are matched against the marks."""
+"""Sources of receipts for official clients, which retry automatically without a key. Each first attempt leaves a mark,
+and only requests that declare themselves to be retries are matched against the marks."""
 
 
 class Receipt(Frozen, frozen=True):
@@ -505,8 +506,8 @@ class Failure(Frozen, frozen=True):
 
 
 class Outcome(Frozen, frozen=True):
-    """The outcome of a turn. It is the same value whether it comes from a live turn, is read from the store, or is
-    replayed for an idempotency key."""
+    """A turn's outcome. It is the same value whether it comes from a live turn, is read from the store, or is replayed
+    for an idempotency key."""
 
     turn: str
     session: str

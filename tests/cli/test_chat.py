@@ -132,7 +132,7 @@ def test_without_the_extra_package_the_terminal_uses_readline(running: GatewayPr
         terminal.type(CTRL_C)
         terminal.until("stopped")
         terminal.until("> ")
-        terminal.press(CTRL_C, "Ctrl-D leaves")
+        terminal.press(CTRL_C, "Ctrl-D exits")
         terminal.until("> ")
         assert terminal.leave(process) == 0
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]

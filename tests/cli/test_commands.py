@@ -333,7 +333,9 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: GatewayP
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
     assert str(running.pid) in findings["gateway"]["text"]
     assert "by the running gateway" in findings["database"]["text"]
-    assert "limits are determined with the first command" in findings["commands"]["text"]  # nobody has used any yet
+    assert (
+        "limits are determined when the first command runs" in findings["commands"]["text"]
+    )  # nobody has used any yet
     assert running.say("say well") != ""
 
 

@@ -137,7 +137,7 @@ def test_after_a_kill_at_any_point_the_turn_continues_and_no_task_is_done_twice(
         outcome = over(running, say(running))
         assert outcome["state"] == "answered", outcome
         answer = running.call("GET", f"/api/sessions/{outcome['session']}/messages")["messages"][-1]["message"]["text"]
-        assert answer.count("The answer of the agent") == 2, answer
+        assert answer.count("The answer from agent") == 2, answer
         acted = point == "when the innermost is about to act"
         assert ("effect is unknown" in answer) == (acted or point == "when the innermost has acted"), answer
         assert running.call("GET", "/api/status")["census"]["turns_delegating"] == 0

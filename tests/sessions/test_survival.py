@@ -255,7 +255,7 @@ class Scene:
         }
 
     async def _task(self, h: InProcessGateway, *, over: bool) -> str:
-        """The state of the turn that works on the task, once it has been resumed."""
+        """The state of the turn that is working on the task, once it has been resumed."""
         if over:
             return "ended"
         if h.service.turn_log(self.turn) is None:

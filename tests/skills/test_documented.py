@@ -60,7 +60,7 @@ async def test_the_documented_way_to_show_scripts_works(tmp_path: Path) -> None:
     written(home)
     config = read(f'{TOML[1]}\n[agents.main]\ntools = ["skills"]\n', home)
     told = await SkillReader(SkillLibrary(config)).read(bare(), "release-notes", "")
-    assert f"For your commands its folder is {home}/skills/release-notes." in told
+    assert f"Your commands see its folder as {home}/skills/release-notes." in told
 
 
 async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

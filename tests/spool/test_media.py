@@ -215,7 +215,7 @@ async def test_media_that_the_spool_refuses_is_stored_inline_up_to_a_limit(
     for left_out in [found["second sound"], *([] if pillow else [found["large picture"]])]:
         assert (
             why in left_out
-            and f"({UNSPOOLED_BYTES} bytes per turn in all)" in left_out
+            and f"({UNSPOOLED_BYTES} bytes per turn in total)" in left_out
             and left_out.endswith("free some space.")
         )
     if pillow:

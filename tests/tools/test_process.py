@@ -112,7 +112,7 @@ async def test_a_process_that_runs_too_long_is_ended_and_reported(tmp_path: Path
         await until(lambda: not _runs(caller, session))
         assert alive(mark) == []
         told = await workspaces.take_notices(session)
-        assert "'late'" in told and "was ended by signal" in told
+        assert "'late'" in told and "was killed by signal" in told
         assert "It reached its time limit of 1 s (workspaces.process_seconds)." in told
 
 

@@ -34,7 +34,7 @@ async def test_a_task_that_ran_goes_on_with_its_turn(
     async with delegating(home, model, limits) as gateway:
         outcome = await gateway.answered(accepted.turn)
         assert (outcome.state, outcome.text) == ("answered", "done")
-        assert result(gateway) == ["The answer of the agent 'helper':\n\nfound"]
+        assert result(gateway) == ["The answer from agent 'helper':\n\nfound"]
         await until_idle(gateway)
         assert (await rows(gateway))["sessions"] == 1 and (await rows(gateway))["receipts"] == 0
 

@@ -311,7 +311,7 @@ async def test_media_beyond_the_quota_stay_with_their_message_after_a_restart(ho
         asked = len(model.recorded)
         reply = await post(h, user_message(sound(wav(70)), "listen"), headers=named)
         assert reply.status == 503, reply.body
-        assert "the disk refused it" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
+        assert "it could not be written" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
         assert len(model.recorded) == asked, "nothing of it was taken in"
     async with in_process_gateway(home, model=model) as h:
         assert (await post(h, user_message("again"), headers=named)).status == 200

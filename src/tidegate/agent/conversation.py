@@ -50,7 +50,7 @@ DOCUMENT_PAGES = 100
 cost."""
 
 FRAME_BYTES = 64
-"""Bytes that any wire format adds around the text of a message."""
+"""Bytes that any wire format adds around a message's text."""
 
 SOUND_TEXT_BYTES = 128
 """Bytes of text that cost about as many tokens as one second of audio."""
@@ -60,7 +60,7 @@ SOUND_SECONDS = 60.0
 
 CONTINUE = Message(
     role="user",
-    aside="The answer above is not complete. Go on exactly where it breaks off, without repeating any of it.",
+    aside="The answer above is not complete. Continue exactly where it breaks off, without repeating any of it.",
 )
 """Appended if a conversation ends with an answer and the model's wire format does not allow this."""
 
@@ -165,7 +165,7 @@ class Conversation:
         self.cooldown: tuple[float, str] | None = None
         """The time until which no model is asked for a summary of the conversation, and the reason."""
         self._counted: tuple[int, int] | None = None
-        """The provider's token count of a request, and the size of that request in bytes."""
+        """The provider's token count for a request, and that request's size in bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
         self.extend(messages)
@@ -419,7 +419,7 @@ class Conversation:
                 try:
                     data = await self._load(media.spooled) if bytes_left >= 0 else b""
                 except OSError as error:
-                    log.warning("cannot read media of a conversation", id=media.spooled, error=error.strerror)
+                    log.warning("cannot read a conversation's media", id=media.spooled, error=error.strerror)
                     lost.append(f"{kind} {place} is no longer available.")
                     continue
                 bytes_left -= len(data)

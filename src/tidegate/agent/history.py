@@ -19,8 +19,8 @@ from tidegate.values import Message
 log = Log(__name__)
 
 IN_MEMORY_BYTES = 256 * 1024
-"""Above this size, the oldest messages are moved to the file. This is about ten times the size of a typical
-conversation, so most conversations never need a file."""
+"""Above this size, the oldest messages are moved to the file. This is about ten times a typical conversation's size, so
+most conversations never need a file."""
 
 KEPT_BYTES = 128 * 1024
 """Bytes that stay in memory after messages have been moved to the file. This is well below the threshold, so moves are
@@ -165,7 +165,7 @@ class History:
             self._write(b"".join(moving))
         except OSError as error:
             log.warning(
-                "a long conversation stays in memory, because it cannot be written to disk", error=error.strerror
+                "a long conversation stays in memory because it cannot be written to disk", error=error.strerror
             )
             self._overflow = None
             return
@@ -193,6 +193,6 @@ def read_whole(file: int, start: int, length: int) -> bytes:
     while len(data) < length:  # one read may return less
         more = os.pread(file, length - len(data), start + len(data))
         if not more:
-            raise OSError("the file of a long conversation is truncated")
+            raise OSError("a long conversation's file is truncated")
         data += more
     return data

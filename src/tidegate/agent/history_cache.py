@@ -67,8 +67,8 @@ class PendingHistory:
 
 
 class CachedHistory(Frozen, frozen=True):
-    """The position of a history in the file. `start` is counted in bytes written since the file was opened; `lengths`
-    are the lengths of the pieces."""
+    """A history's position in the file. `start` is counted in bytes written since the file was opened; `lengths` are
+    the pieces' lengths."""
 
     state: HistoryState
     start: int
@@ -119,7 +119,7 @@ class HistoryCache:
         try:
             await to_thread.run_sync(self._write, batch, start % self._size)
         except OSError as error:
-            log.warning("cannot cache the history of a conversation", error=error.strerror)
+            log.warning("cannot cache a conversation's history", error=error.strerror)
             self._closed = True
             return
         for waiting in batch:
@@ -139,7 +139,7 @@ class HistoryCache:
                 read_whole, self._file.fileno(), entry.start % self._size, sum(entry.lengths)
             )
         except OSError as error:
-            log.warning("cannot read the cached history of a conversation", error=error.strerror)
+            log.warning("cannot read a conversation's cached history", error=error.strerror)
             return None
         if not self._is_there(entry):
             return None

@@ -26,7 +26,7 @@ class Parked(Exception):
 
 
 class Effect(Frozen, frozen=True):
-    """The effect of a step, declared in advance.
+    """A step's effect, declared in advance.
 
     The intent is committed before the step runs. If a crash leaves an intent without a result, a `repeatable` step is
     run again. Any other step is never run twice; its result is then whatever `interrupted` returns. The argument of
@@ -80,7 +80,7 @@ class Turn(Protocol):
         ...
 
     def add_usage(self, usage: Usage) -> None:
-        """Counts a model call made outside the steps of the turn. The caller records it in the store."""
+        """Counts a model call made outside the turn's steps. The caller records it in the store."""
         ...
 
     async def step(

@@ -21,7 +21,7 @@ REPEATED = "[You have made the same call {count} times with the same result. Do 
 
 
 class Bounds(Frozen, frozen=True):
-    """The limits of one turn."""
+    """The limits for one turn."""
 
     steps: int
     repeats: int
@@ -62,13 +62,14 @@ async def run(
         if verdict is RepeatVerdict.STOP:
             raise TurnFailed(
                 f"The agent made the same tool call {2 * bounds.repeats} times in a row with the same result, so its "
-                "turn was ended; rephrase your request, or raise limits.repeats.",
+                f"turn was stopped; rephrase your request, or raise limits.repeats.",
                 code="loop",
             )
         if verdict is RepeatVerdict.WARN:
             model_step.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
-        f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
+        f"The agent used all {bounds.steps} steps of its turn without reaching an answer; say 'go on' to continue, "
+        f"or raise "
         "limits.turn_steps.",
         code="step_limit",
     )

@@ -303,7 +303,7 @@ def _estimate(conversation: Conversation, received_bytes: int) -> Usage:
 
 
 def answer_bytes(answer: Message) -> int:
-    """Returns the size of an answer in bytes, including its text, tool arguments and reasoning."""
+    """Returns an answer's size in bytes, including its text, tool arguments and reasoning."""
     called = sum(_size(call.arguments) for call in answer.calls)
     return _size(answer.text) + called + sum(len(bytes(one.item)) for one in answer.carried)
 

@@ -27,7 +27,7 @@ from tidegate.values import Message, Notice, ToolCall, ToolStarted
 
 log = Log(__name__)
 
-GATEWAY_STOPPED = "The gateway stopped while it ran."
+GATEWAY_STOPPED = "The gateway stopped while it was running."
 
 
 class Permissions(Protocol):
@@ -56,7 +56,7 @@ class ToolSetup(NamedTuple):
 
 
 class ToolRunner:
-    """Runs the tools of one turn."""
+    """Runs one turn's tools."""
 
     __slots__ = ("_context", "_parallel", "_permissions", "_tools", "_turn")
 
@@ -100,8 +100,8 @@ class ToolRunner:
         return message
 
     def _effect(self, step: str, tool: Tool | None, call: ToolCall) -> Effect:
-        """Returns the effect of a call. A call to an unknown tool is refused. If an earlier process knew the tool and
-        started the call, the call is recorded as interrupted instead."""
+        """Returns a call's effect. Calls to unknown tools are refused. If an earlier process knew the tool and started
+        the call, the call is recorded as interrupted instead."""
 
         async def refused() -> Message | None:
             if tool is None:

@@ -58,7 +58,7 @@ class GatewayClient:
             raise NotRunning(self._home)
         if not holder.address:
             raise GatewayUnreachable(
-                f"The gateway of {self._home} (pid {holder.pid}) is still starting: try again in a moment."
+                f"The gateway for {self._home} (pid {holder.pid}) is still starting: try again in a moment."
             )
         self.address = holder.address
         self._parts = urlsplit(holder.address)

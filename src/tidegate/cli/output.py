@@ -47,7 +47,7 @@ def guard_terminal() -> None:
                 options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
                 guarded = TerminalStream(stream.detach(), line_buffering=True, **options)
                 setattr(sys, name, guarded)
-                setattr(sys, f"__{name}__", guarded)  # used to find the size of the terminal
+                setattr(sys, f"__{name}__", guarded)  # used to find the terminal's size
 
 
 def write_faint(text: str) -> None:

@@ -51,7 +51,7 @@ def write_file(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
 
 
 def _exists_error(target: Path) -> TidegateError:
-    return TidegateError(f"{target} exists: choose another file, or replace it with --force.")
+    return TidegateError(f"{target} already exists: choose another file, or replace it with --force.")
 
 
 def _write_error(target: Path, error: OSError) -> TidegateError:

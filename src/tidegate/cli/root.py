@@ -17,16 +17,16 @@ COMMANDS = {
     "up": "Start the gateway in this terminal.",
     "stop": "Stop the running gateway gracefully.",
     "status": "Show the state of the running gateway.",
-    "chat": "Talk to an agent of the running gateway.",
+    "chat": "Talk to one of the running gateway's agents.",
     "sessions": "List, show, reload, end, delete or export conversations.",
     "usage": "Show tokens and cost of model calls, and the budgets.",
-    "memory": "List or edit notes about users and agents' work.",
+    "memory": "List or edit notes about users and about agents' work.",
     "approvals": "List or answer agents' approval requests and questions.",
     "audit": "Show the audit log.",
     "keys": "Add, list or revoke keys for the HTTP API.",
     "browsers": "List the browsers signed in to the chat page, or sign them out.",
     "models": "List the configured models and their properties.",
-    "skills": "List the agents' skills, and folders that could not be used.",
+    "skills": "List the agents' skills, and folders that were left out.",
     "projects": "List or accept prompt files in shared project folders.",
     "config": "Check or show the configuration.",
     "doctor": "Check the installation for problems.",
@@ -69,7 +69,7 @@ class _Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         early = args[0].partition("=")[0] if args else ""
         if early in _COMMAND_OPTIONS:
-            raise click.UsageError(f"{early} belongs after the command: tidegate COMMAND {early} …", ctx)
+            raise click.UsageError(f"{early} must come after the command: tidegate COMMAND {early} …", ctx)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -113,7 +113,7 @@ COMMANDS = (
         handler=new,
         mid_turn="stops the running turn first",
     ),
-    SlashCommand(name="stop", help="Stop the running turn. Its text so far is kept.", handler=stop),
+    SlashCommand(name="stop", help="Stop the running turn. The text shown so far is kept.", handler=stop),
     SlashCommand(
         name="retry",
         help="Retry the last message.",

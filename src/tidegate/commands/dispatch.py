@@ -19,7 +19,7 @@ too."""
 
 
 class CommandContext(Frozen, frozen=True):
-    """The context of a command: the caller, their channel and their conversation."""
+    """A command's context: the caller, their channel and their conversation."""
 
     service: Sessions
     principal: Principal

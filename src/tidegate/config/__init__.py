@@ -1,4 +1,4 @@
-"""The settings of a gateway, read once from `tidegate.toml` in its home folder.
+"""A gateway's settings, read once from `tidegate.toml` in its home folder.
 
 `load` returns an immutable, complete (with all defaults) and validated configuration: each value is in its range, each
 agent's model exists, the file contains no plain-text secrets, and the server is not reachable from other machines

@@ -189,7 +189,7 @@ def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any
 
 
 def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str, Any]:
-    """Reads the tables of a group, by name. An invalid table becomes None, so that references to it cause no further
+    """Reads a group's tables, by name. An invalid table becomes None, so that references to it cause no further
     errors."""
     tables = document.get(group, {})
     if not isinstance(tables, dict):

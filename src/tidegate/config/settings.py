@@ -1,7 +1,7 @@
-"""The settings of a gateway: the tables of `tidegate.toml`, and the value that `load` returns.
+"""A gateway's settings: the tables in `tidegate.toml`, and the value that `load` returns.
 
-Every setting is declared once, in the module of its table in `tables/`. The validation in `load` and
-`docs/configuration.md` are derived from the same declarations, so they cannot disagree. Values are immutable.
+Every setting is declared once, in its table's module in `tables/`. The validation in `load` and `docs/configuration.md`
+are derived from the same declarations, so they cannot disagree. Values are immutable.
 """
 
 from collections.abc import Mapping

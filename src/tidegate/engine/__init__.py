@@ -1,4 +1,4 @@
-"""The engine: runs the turns of each session one at a time and keeps their journal.
+"""The engine: runs each session's turns one at a time and keeps their journals.
 
 `Engine` is the interface that the packages above use; `agent.Turn` is the interface that the agent loop uses. A
 different engine can be used by implementing both. `build_engine` returns the embedded engine, which runs turns in this

@@ -61,8 +61,8 @@ LONGEST_POLL = 1.0
 
 
 class EmbeddedEngine(Engine):
-    """Runs at most `turns` turns at once, each for at most `turn_seconds`. A turn that waits for a person reads its
-    news at least every `reread_seconds`."""
+    """Runs at most `turns` turns concurrently, each for at most `turn_seconds`. A turn that is waiting for a person
+    reads its news at least every `reread_seconds`."""
 
     def __init__(
         self,
@@ -353,7 +353,9 @@ class EmbeddedEngine(Engine):
                 await self._until_ended(task)
         if deadline.cancelled_caught:
             log.warning(
-                "a delegated task still runs after the end of its parent turn", session=live.session, turn=live.turn
+                "a delegated task is still running after its parent turn has ended",
+                session=live.session,
+                turn=live.turn,
             )
 
     async def _turn_end(self, live: LiveTurn, attempt: Attempt) -> TurnEnd | None:
@@ -399,8 +401,8 @@ class EmbeddedEngine(Engine):
     # -- the end --
 
     def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
-        """Releases a turn's record, exactly once. No other code does this. It happens as soon as the end is stored, so
-        that waiting callers are notified in the same iteration of the event loop, and at the latest when the turn's
+        """Releases a turn's record, exactly once. No other code does this. This happens as soon as the end is stored,
+        so that waiting callers are notified in the same iteration of the event loop, and at the latest when the turn's
         asyncio task ends."""
         if live.released:
             return

@@ -44,8 +44,8 @@ class TakenTurn(Frozen, frozen=True):
     tools_changed: bool = False
     """True if the frozen prefix was replaced because the caller's tools have changed."""
     interruptions: int = 0
-    """The number of earlier attempts that were interrupted while they worked. An orderly stop does not count, nor does
-    any end of the process while the turn waited for a person or a task."""
+    """The number of earlier attempts that were interrupted while working. Orderly stops do not count, nor does an exit
+    of the process while the turn was waiting for a person or a task."""
 
 
 class StartedTurn(Frozen, frozen=True):

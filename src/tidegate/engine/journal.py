@@ -167,7 +167,7 @@ class Journal:
         return self._live.root.usage
 
     def add_usage(self, usage: Usage) -> None:
-        """Counts a model call made outside the steps of the turn. The caller records it in the store."""
+        """Counts a model call made outside the turn's steps. The caller records it in the store."""
         self._live.add_usage(usage)
 
     @property

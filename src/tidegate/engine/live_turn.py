@@ -4,7 +4,7 @@ Guarantee: everything that exists for a turn while it is running (its log, start
 child turns) is a field of `LiveTurn`, so all of it is freed with the record, however the turn ends. A record holds ids,
 values and other records, never the live objects of a session.
 
-`turn_holdings` and `log_holdings` report the memory used by turns, by session, measured on request. They cover every
+`turn_holdings` and `log_holdings` report how much memory turns use, by session, measured on request. They cover every
 waiting or running turn and every log, including the logs of ended turns that slow readers are still following. A turn's
 text is counted with its log; the constants here cover what a turn costs regardless of its text.
 """

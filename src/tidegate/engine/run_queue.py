@@ -136,7 +136,7 @@ class RunQueue:
     @contextmanager
     def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
         """Counts one of the turn's tool calls as waiting for a task that it delegated, for the duration of the block.
-        The task's turn may use the slot of this turn."""
+        The task's turn may use this turn's slot."""
         try:
             with self.slots.waiting_for_tasks(live):
                 self.fill_slots(live)

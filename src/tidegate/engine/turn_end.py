@@ -9,8 +9,8 @@ When the transaction of `settle` commits, the turn has its final state and its a
 has a result. A call that was started but left no result is recorded as interrupted, however the turn ended; only a call
 without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
 ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
-session is deleted, except for its usage and its outcome. The outcome can be fetched until it expires, because whoever
-is following the turn may not receive it: the process may be killed right after this transaction. Only the usage of a
+session is deleted, except for its usage and its outcome. The outcome can be fetched until it expires, because a
+follower of the turn may not receive it: the process may be killed right after this transaction. Only the usage of a
 delegated task is kept. It is added to this turn and to its parent turns. If the transaction does not commit, the turn
 counts as still running and continues at the next start.
 """
@@ -81,11 +81,11 @@ class TurnEnd(Frozen, frozen=True):
     delegated: bool = False
     """True if the turn may have delegated tasks, whose receipts are no longer needed."""
     fence: int | None = None
-    """The fence of the attempt; None if the turn was never taken here."""
+    """The attempt's fence, or None if the turn was never taken here."""
     takes: bool = False
     """True if the end was not determined by an attempt. An attempt may still be running in another process."""
     is_followed: bool = False
-    """True if somebody is following the turn to its end, and most likely receives its outcome now."""
+    """True if somebody is following the turn to its end and will most likely receive its outcome."""
     abandoned: bool = False
     """True if the turn was stopped because its caller had disconnected, so nobody will ask for its outcome."""
     withdrawn: bool = False
@@ -182,7 +182,7 @@ def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followe
 
 
 def stop_session(db: Db, session: str, request: StopRequest, now: float) -> list[Settlement]:
-    """Stops all turns of a session like `stop_turn`. Returns the settlements of the queued ones."""
+    """Stops all of a session's turns, like `stop_turn`. Returns the queued turns' settlements."""
     db.lock("session", session)
     stopped = [stop_turn(db, turn, request, now) for turn in open_turns.ids(db, session)]
     return [each.settlement for each in stopped if each.settlement is not None]
@@ -256,8 +256,8 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
 
 
 def _needed_until(end: TurnEnd, now: float) -> float:
-    """Returns how long the outcome of a one-shot call must be available; 0 if nobody will ask for it. The turn that
-    delegated a task finds its outcome under the task's receipt."""
+    """Returns the time until which a one-shot call's outcome must be available, or 0 if nobody will ask for it. The
+    turn that delegated a task finds the outcome in the task's receipt."""
     if end.abandoned or end.within is not None:
         return 0.0
     soon = now + receipts.FOLLOWED_SECONDS

@@ -99,7 +99,7 @@ class Control:
                     with anyio.move_on_after(_REQUEST_SECONDS):
                         await writer.drain()
         except ConnectionError as error:
-            self._log.debug("control client went away", error=str(error))
+            self._log.debug("a control client disconnected", error=str(error))
         finally:
             self._connections -= 1
 
@@ -125,4 +125,4 @@ class Control:
         except TidegateError as error:
             return {"error": error.message}
         except TimeoutError:
-            return {"error": f"The gateway did not finish this within {_VERB_SECONDS:.0f} s; look at its log."}
+            return {"error": f"The gateway did not finish this within {_VERB_SECONDS:.0f} s; check its log."}

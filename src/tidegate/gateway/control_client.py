@@ -42,7 +42,7 @@ def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[st
     """Sends a request to the gateway of this home folder. Blocks. Raises `ControlUnanswered`, or `TidegateError` with
     the message from the gateway."""
     replace = command_hint(home, "up --replace")
-    silent = f"The gateway of {home} does not answer: look at its log, or replace it with {replace}."
+    silent = f"The gateway for {home} does not respond: check its log, or replace it with {replace}."
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, FolderPath(home) as folder:
             line.settimeout(within)
@@ -53,7 +53,8 @@ def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[st
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         if home.is_dir() and (holder := holder_of(home)) is not None and holder.address:
             raise ControlUnanswered(
-                f"The gateway of {home} ({holder}) runs, but its {SOCKET_NAME} is gone: replace it with {replace}."
+                f"The gateway for {home} ({holder}) is running, but its {SOCKET_NAME} is missing: replace it with "
+                f"{replace}."
             ) from None
         raise ControlUnanswered(
             f"No gateway is running for {home}: start one with {command_hint(home, 'up')}."

@@ -100,7 +100,7 @@ class Gateway:
 
     @property
     def stages(self) -> tuple[tuple[str, Stage], ...]:
-        """The stages of the start, in order."""
+        """The startup stages, in order."""
         return (
             ("home folder", self._open_home),
             ("configuration", self._read_config),
@@ -141,7 +141,7 @@ class Gateway:
                     ) from error
                 if isinstance(error, Exception) and not isinstance(error, TidegateError):
                     raise StartFailed(
-                        f"The gateway failed to start at the stage {name!r} ({type(error).__name__}: {error}): "
+                        f"The gateway failed to start in the stage {name!r} ({type(error).__name__}: {error}): "
                         f"run {command_hint(self.home, 'doctor')}."
                     ) from error
                 raise
@@ -199,7 +199,7 @@ class Gateway:
     def _task_failed(self, name: str, error: BaseException) -> None:
         self._log.error("task failed", task=name, error=str(error), exc_info=error)
 
-    # -- the stages of the start, in order --
+    # -- the startup stages, in order --
 
     async def _open_home(self) -> None:
         to_thread.current_default_thread_limiter().total_tokens = _THREADS

@@ -68,7 +68,7 @@ def lost_database(home: Path) -> str | None:
 def _recovery_options(what: str, path: Path, key: Path) -> str:
     rescued, damaged = (sorted(path.parent.glob(f"{path.name}.{how}-*")) for how in ("rescued", "damaged"))
     if rescued:
-        source = f"rename {rescued[-1]}, which holds everything acknowledged, to {path.name}"
+        source = f"rename {rescued[-1]}, which contains everything acknowledged, to {path.name}"
     else:
         source = "restore a backup" + (f" ({damaged[-1]} is the damaged file)" if damaged else "")
     return f"{what}: {source}, or remove {key} to start over with an empty database."
@@ -86,14 +86,16 @@ async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
     key, is_new = await to_thread.run_sync(_read_or_prepare, path)
     known = await store.write(_adopt, digest(key), time.time(), fresh or is_new)
     if known is None:
-        what = f"The database {store.path} has no owner, although there is {path}"
+        what = f"The database {store.path} has no owner, although {path} exists"
         raise StoreDamaged(_recovery_options(what, store.path, path))
     if is_new:
         await to_thread.run_sync(_pending(path).rename, path)
         return (
-            None if fresh else f"{path} was missing and has a new key; earlier keys stay valid until they are revoked."
+            None
+            if fresh
+            else f"{path} was missing and now contains a new key; earlier keys stay valid until they are revoked."
         )
-    return None if known else f"The key in {path} is revoked: remove the file and start again to get a new one."
+    return None if known else f"The key in {path} has been revoked: remove the file and start again to get a new one."
 
 
 async def key_digest(home: Path) -> bytes:

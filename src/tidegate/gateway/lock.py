@@ -29,8 +29,8 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
 def command_hint(home: Path, command: str) -> str:
-    """Returns `tidegate COMMAND` for this home folder, in quotation marks and ready to be copied. The home folder is
-    included unless it is the default one."""
+    """Returns `tidegate COMMAND` for this home folder, in backquotes and ready to be copied. The home folder is
+    included, quoted for the shell, unless it is the default one."""
     try:
         is_default = home == Path(_DEFAULT_HOME).expanduser().absolute()
     except RuntimeError:  # the user has no home folder
@@ -73,7 +73,7 @@ class BeingTakenOver(Misconfigured):
 
     def __init__(self, home: Path, holder: Holder) -> None:
         super().__init__(
-            f"Another gateway ({holder}) is taking over this home folder, {home}: wait until it is ready, or end it "
+            f"Another gateway ({holder}) is taking over this home folder, {home}: wait until it is ready, or stop it "
             f"with `kill {holder.pid}` first."
         )
         self.holder = holder

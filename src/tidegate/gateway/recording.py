@@ -28,7 +28,7 @@ class Recording:
 
     def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:
         if record is not None and replay is not None:
-            raise Misconfigured("A gateway either records or replays: give --record or --replay, not both.")
+            raise Misconfigured("A gateway either records or replays: use --record or --replay, not both.")
         self._record = record
         self._replay = replay
         self._replayer: TransportReplayer | None = None
@@ -81,7 +81,7 @@ class Recording:
     def lines(self, config: Config) -> Iterator[str]:
         """Yields lines for the start message."""
         if self._record is not None:
-            yield f"Recording the model traffic, which contains every conversation, to {self._record}, without keys."
+            yield f"Recording model traffic, which contains all conversations but no keys, to {self._record}."
         elif self._replay is not None:
             yield f"Replaying {self._replay}: no model is called, and only recorded requests are answered."
         else:
@@ -96,7 +96,7 @@ def _keep_apart(file: Path, config: Config) -> None:
         folder = config.project(name)
         if folder is not None and file.resolve().is_relative_to(folder.resolve()):
             raise Misconfigured(
-                f"{file} is in the folder of the agent {name!r}, which could read other users' conversations there: "
+                f"{file} is in the folder of agent {name!r}, which could read other users' conversations there: "
                 "record elsewhere."
             )
 

@@ -17,7 +17,7 @@ def lines(config: Config, address: str, chat: str, expires: float) -> Iterator[s
     page. The code is in the link's fragment, which a browser never sends."""
     if config.demo:
         yield "No model is configured: the built-in demo model answers."
-        yield f"To use a real one, put this into {config.home / FILE_NAME} and start again:"
+        yield f"To use a real one, put this into {config.home / FILE_NAME} and restart the gateway:"
         for line in example().splitlines():
             if line and not line.startswith("#"):
                 yield f"    {line}"

@@ -1,6 +1,6 @@
 """Takeover of a home folder from a running gateway.
 
-If several gateways try at once, the first to claim the folder takes over and the others fail immediately. When
+If several gateways try at the same time, the first to claim the folder takes over and the others fail immediately. When
 `take_over` returns with the lock, the old gateway has released it or is dead, so its database connections are closed
 and its port is free. Only the process that holds the lock is signalled. No message that the old gateway has accepted is
 lost.
@@ -61,7 +61,8 @@ async def take_over(
             if asked is None or killed:
                 raise HomeHeld(home, holder)
             say(
-                f"The old gateway ({holder}) did not stop within {within:.0f} s and is killed; nothing it accepted is "
+                f"The old gateway ({holder}) did not stop within {within:.0f} s and is being killed; nothing it has "
+                f"accepted is "
                 "lost."
             )
             await to_thread.run_sync(_signal, holder, signal.SIGKILL)

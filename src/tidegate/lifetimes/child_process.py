@@ -1,6 +1,6 @@
 """Child processes: started without a thread, watched through a descriptor, and terminated as a group.
 
-A process is owned from the moment it exists: nothing is awaited between its start and the start of the watch. It is
+A process is owned from the moment it exists: nothing is awaited between starting it and starting to watch it. It is
 watched by pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads a new session
 and process group; `end` terminates the group, kills it if necessary, and returns when the process has been reaped. A
 process inherits only the environment and descriptors passed to it, has a lower CPU priority than the gateway, and may
@@ -150,7 +150,7 @@ class SpawnedProcess:
             async with asyncio.timeout(KILLED_SECONDS):
                 await self.wait()
         except TimeoutError:
-            _log.error("process %d was killed but has not ended", self.pid)
+            _log.error("process %d was killed but has not exited", self.pid)
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -14,12 +14,12 @@ RESERVE = 32
 """The number of descriptors in the reserve: enough for the control socket, a few health and status connections, and the
 files that must be read to serve them."""
 RESERVE_SHARE = 4
-"""If descriptors are scarce, at most one in this many is reserved."""
+"""Limits the reserve if descriptors are scarce: 4 means at most a quarter of them."""
 
 
 class Descriptors:
-    """The descriptors of this process. Until `keep` is called, there is no reserve, and the limit with which the
-    process was started applies."""
+    """This process's descriptors. Until `keep` is called, there is no reserve, and the limit with which the process was
+    started applies."""
 
     def __init__(self) -> None:
         self._reserve = 0
@@ -53,7 +53,7 @@ class Descriptors:
 
     @contextmanager
     def reserve(self) -> Iterator[None]:
-        """Allows the use of the reserve within this block."""
+        """Allows using the reserve within this block."""
         self.lift()
         try:
             yield
@@ -65,7 +65,7 @@ class Descriptors:
                 self._lifted = None
 
     def lift(self) -> None:
-        """Allows the use of the reserve from now on."""
+        """Allows using the reserve from now on."""
         self._users += 1
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._reserve and soft not in (self._lifted, resource.RLIM_INFINITY):

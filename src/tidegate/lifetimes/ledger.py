@@ -83,7 +83,7 @@ class Ledger:
 
 
 class Account:
-    """The holdings of one owner. Created by `Ledger.account`."""
+    """One owner's holdings. Created by `Ledger.account`."""
 
     __slots__ = ("__weakref__", "_holds", "ledger", "owner", "parent")
 

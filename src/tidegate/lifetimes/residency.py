@@ -108,7 +108,7 @@ class Present:
         return news
 
     def notify(self) -> None:
-        """Wakes the watchers of the session."""
+        """Wakes the session's watchers."""
         watchers, self.watchers = self.watchers, ()
         for watcher in watchers:
             if not watcher.done():
@@ -387,7 +387,7 @@ class Presence:
         self._over_count += kept
         if kept and not self._over:
             self._warn(
-                "residents exceed their cap because they are in mid-turn",
+                "residents exceed their cap because their turns are running",
                 {
                     "mid_turn": kept,
                     "residents": len(self._weights),

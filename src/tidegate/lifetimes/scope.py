@@ -250,7 +250,7 @@ class Scope:
             task.cancel()
         await self._until(0, self._tasks)
         for task in self._tasks:
-            self._collect(f"task {task.get_name()!r}", TimeoutError("it did not end although it was cancelled twice"))
+            self._collect(f"task {task.get_name()!r}", TimeoutError("it did not end even after being cancelled twice"))
 
     async def _leave(self, name: str, leave: Exit, deadline: float) -> None:
         try:

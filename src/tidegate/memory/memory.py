@@ -111,7 +111,7 @@ class Memory:
             author = await self._author(ctx)
             if about == "agent" and not author.may("configure"):
                 raise NotAllowed(
-                    "Notes about your work can only be written in conversations with the owner of this gateway; this "
+                    "Notes about your work can be written only in conversations with the owner of this gateway; this "
                     'is not one. Use about = "person" for a note about the person here.'
                 )
             draft = Draft(

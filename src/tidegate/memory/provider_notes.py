@@ -147,7 +147,9 @@ class ProviderNotes:
                 raise
             self._paused_until = self._clock() + REST_SECONDS
             log.warning(
-                "a memory provider failed; it is not called for a while", provider=self._plugin.name, error=repr(error)
+                "a memory provider failed and will not be called for a while",
+                provider=self._plugin.name,
+                error=repr(error),
             )
             raise self._unanswered() from error
 

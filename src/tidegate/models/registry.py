@@ -148,8 +148,8 @@ class Models:
         text = secret.reveal()
         if not text or not text.isascii() or not text.isprintable():
             raise Misconfigured(
-                f"{setting} = {reference!r} refers to a value that is empty or has characters that no header may "
-                "carry; correct the value."
+                f"{setting} = {reference!r} refers to a value that is empty or has characters that are not allowed "
+                f"in headers; correct the value."
             )
         secrets.append(secret)
         return text

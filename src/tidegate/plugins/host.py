@@ -217,9 +217,7 @@ class Plugins:
 def needed(use: PluginUse, fault: str) -> str:
     """Returns a message that a plug-in cannot be used, with the agents that need it."""
     agents = f"the agents {', '.join(use.agents)} need" if len(use.agents) > 1 else f"the agent {use.agents[0]} needs"
-    return (
-        f"the plug-in {use.name!r} cannot be used, and {agents} it: {fault}; repair it, or remove it from {use.setting}"
-    )
+    return f"the plug-in {use.name!r} cannot be used, and {agents} it: {fault}; fix it, or remove it from {use.setting}"
 
 
 async def _caught(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:

@@ -65,7 +65,7 @@ class PluginInvalid(Misconfigured):
 def load(use: PluginUse, home: Path, *, within: float = IMPORT_SECONDS) -> LoadedPlugin:
     """Imports a plug-in and checks its declaration. Blocks: call it in a worker thread."""
     if not use.name.replace("-", "_").isidentifier():
-        raise PluginInvalid(f"{use.name!r} is not a valid name of a plug-in; use letters, digits, - and _", found=False)
+        raise PluginInvalid(f"{use.name!r} is not a valid plug-in name; use letters, digits, - and _", found=False)
     file = home / FOLDER / f"{use.name}.py"
     if file.is_file():
         module = _within_deadline(lambda: _run_file(file), str(file), within)
@@ -180,7 +180,9 @@ def _within_deadline(work: Callable[[], Any], origin: str, seconds: float) -> An
     thread.join(seconds)
     if thread.is_alive():
         place = _thread_place(thread, origin)
-        raise PluginInvalid(f"{place}: its import did not finish within {seconds:g} s; keep slow work out of it")
+        raise PluginInvalid(
+            f"{place}: its import did not finish within {seconds:g} s; avoid slow work during the import"
+        )
     if failure:
         error = failure[0]
         raise PluginInvalid(f"{place_of(error, origin)}: {described(error)}") from error

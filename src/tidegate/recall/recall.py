@@ -98,7 +98,7 @@ class RecallService:
             page.add(hit.heading, line)
             shown += 1
         found = f"{shown} place{'s' * (shown != 1)}" if shown else "nothing found"
-        end = f"; there may be more: go on with after={after!r}" if after is not None else "; that is all"
+        end = f"; there may be more: continue with after={after!r}" if after is not None else "; that is all"
         page.add(f"[{'; '.join((found, *stage.notes))}{end}]")
         return page.text()
 
@@ -144,7 +144,7 @@ class RecallService:
         for place, row in enumerate(following):
             about, text = summary_heading(db, session, row), render.QUOTE + render.one_line(row.text[:BEGINNING])
             if place and (place == LISTED or not page.fits(about, text)):
-                page.add(f"[{len(following) - place} more; go on with after={following[place - 1].last}]")
+                page.add(f"[{len(following) - place} more; continue with after={following[place - 1].last}]")
                 return
             page.add(about, text)
 
@@ -239,7 +239,7 @@ def _go_on(wanted: TranscriptSpan, place: int, reached: int) -> str:
         arguments.insert(0, f"summary={wanted.summary}")
     if wanted.last is not None and wanted.summary is None:
         arguments.append(f"last={wanted.last}")
-    return f"[there is more; go on with {', '.join(arguments)}]"
+    return f"[there is more; continue with {', '.join(arguments)}]"
 
 
 def summary_heading(db: Db, session: str, row: SummaryRow) -> str:

@@ -81,7 +81,7 @@ class RenderedPage:
 
 
 def parts(message: Message) -> Iterator[tuple[str, str]]:
-    """Yields the parts of a message, each with a heading. The heading of the message's text is empty."""
+    """Yields a message's parts, each with a heading. The heading for the message's text is empty."""
     yield "", message.text
     if message.aside:
         yield "added by the gateway:", message.aside

@@ -143,7 +143,7 @@ class MessageSearch:
     async def _stage(self, request: SearchRequest, at: str, limit: int) -> SearchStage:
         found = _CURSORS.fullmatch(at)
         if found is None or at[0] not in _KINDS[request.kind]:
-            raise ToolFailed("context_search: after must come from the last answer to the same search")
+            raise ToolFailed("context_search: after must come from the last result of the same search")
         if at[0] == "k":
             return await self._ranked(request, int(found["rank"]), limit)
         if at[0] in "wv":
@@ -254,7 +254,9 @@ class MessageSearch:
         while at is not None:
             found = await self._store.read(_files, request, *at)
             if found is None:
-                raise ToolFailed("context_search: the result to continue from is gone; search again without after")
+                raise ToolFailed(
+                    "context_search: the result from which to continue no longer exists; search again without after"
+                )
             rows, following, words = found
             left = until - time.monotonic()
             if rows and (left <= 0 or len(hits) >= limit):
@@ -263,7 +265,7 @@ class MessageSearch:
             if rows:
                 spots = await self._search_files(request, rows, byte, limit - len(hits), left, words)
                 hits += (_result(request, rows, spots, place) for place in range(len(spots.found)))
-                notes += (f"the file of {rows[gone][1].id} is no longer there" for gone in spots.gone)
+                notes += (f"the file of {rows[gone][1].id} no longer exists" for gone in spots.gone)
                 if spots.next is not None:
                     of, row = rows[spots.next[0]]
                     late = _late(0.0 if spots.late else 1.0)
@@ -301,7 +303,7 @@ def _behind(left: int) -> tuple[str, ...]:
 
 
 def _late(left: float) -> tuple[str, ...]:
-    return (f"not all was searched in {PATTERN_SECONDS:g} s",) if left <= 0 else ()
+    return (f"not everything was searched in {PATTERN_SECONDS:g} s",) if left <= 0 else ()
 
 
 def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: SearchMatches, place: int) -> ShownHit:

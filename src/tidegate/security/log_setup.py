@@ -185,7 +185,7 @@ class _Repeated:
 
 
 def _kind(record: logging.LogRecord) -> Kind:
-    """Returns the kind of a line. Lines are of the same kind if they have the same logger, level, message and exception
+    """Returns a line's kind. Lines are of the same kind if they have the same logger, level, message and exception
     type, whatever their values."""
     said = record.args[0] if hasattr(record, VALUES) and isinstance(record.args, tuple) and record.args else record.msg
     words = said.partition("\n")[0][:KIND_CHARACTERS] if isinstance(said, str) else type(said).__name__

@@ -164,7 +164,7 @@ def _pattern(text: str, name: str, rest: str) -> tuple[str, str]:
     end = _NEXT.search(rest)
     pattern, rest = (rest, "") if end is None else (rest[: end.start()], rest[end.end() :])
     if not pattern or pattern[0].isspace():
-        raise _wrong(text, f'has no pattern for {name}; write {name}=* for any, {name}="" for an empty one')
+        raise _wrong(text, f'has no pattern for {name}; write {name}=* for any value, {name}="" for an empty one')
     return pattern, rest
 
 

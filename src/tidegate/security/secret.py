@@ -64,7 +64,7 @@ def resolve(reference: str, env: Mapping[str, str], home: Path) -> Secret:
     kind, _, name = reference.partition(":")
     if kind == "env":
         if not env.get(name, "").strip():
-            raise Misconfigured(f"{reference}: the environment variable {name} is not set; set it and start again")
+            raise Misconfigured(f"{reference}: the environment variable {name} is not set; set it and restart")
         return _checked(env[name], reference)
     return _checked(_read(name, reference, home), reference)
 

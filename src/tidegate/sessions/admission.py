@@ -1,4 +1,4 @@
-"""The admission of messages: checks, acceptance in one transaction, and the start of the turn.
+"""Admission of messages: checks, acceptance in one transaction, and starting the turn.
 
 All callers use `Intake.accept` and are subject to the same limits: the HTTP API with and without a session, the page,
 the terminal, delegated tasks and finished processes. Once the transaction has committed, the message is durable and
@@ -158,7 +158,7 @@ class Intake:
         """Raises an error if no new turns can be accepted now. `within` is the running turn that delegates the new
         turn, since running turns may delegate until they are parked."""
         if not self._open and not within:
-            raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
+            raise Stopping("The gateway is stopping; send this again when it is running again.", retry_after=5)
         if (lost := self._store.lost) is not None:
             raise StoreLost(lost)
 
@@ -210,9 +210,9 @@ def check_waiting(db: Db, principal: str, limits: LimitSettings) -> None:
     most, each = limits.waiting_total, limits.waiting_each
     waiting = open_turns.waiting(db)
     if waiting >= most:
-        raise _overloaded(f"{most} turns are waiting already (limits.waiting_total)")
+        raise _overloaded(f"{most} turns are already waiting (limits.waiting_total)")
     if waiting >= each and open_turns.waiting_of(db, principal) >= each:
-        raise _overloaded(f"{each} of your turns are waiting already (limits.waiting_each)")
+        raise _overloaded(f"{each} of your turns are already waiting (limits.waiting_each)")
 
 
 def _overloaded(what: str) -> Busy:
@@ -364,8 +364,8 @@ def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
 
 def _queue_full(length: int) -> Busy:
     return Busy(
-        f"This session already has {length} messages waiting (limits.queue_length); try again when it has answered "
-        "some.",
+        f"This session already has {length} messages waiting (limits.queue_length); try again when some have been "
+        f"answered.",
         retry_after=5,
         code="queue_full",
     )
@@ -381,7 +381,7 @@ def _repeated_delivery(db: Db, inbound: Inbound, now: float) -> Admission | None
             continue
         if row.digest != receipt.digest:
             raise IdempotencyMismatch(
-                "This Idempotency-Key was already used with another request; choose a new key for a new request.",
+                "This Idempotency-Key has already been used with another request; choose a new key for a new request.",
                 param="Idempotency-Key",
             )
         found = _follow(db, row, final=receipt.source == DELEGATED)

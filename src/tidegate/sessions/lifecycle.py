@@ -202,7 +202,7 @@ class SessionEndings:
                         write = await prepare(row)
                     if deadline.cancelled_caught:
                         run.hung.add(hook)
-                        log.error("an end hook hangs; it will be tried again", session=session, hook=hook)
+                        log.error("an end hook is hanging; it will be tried again", session=session, hook=hook)
                         return 0
             except HookPostponed:
                 return 0

@@ -344,7 +344,7 @@ class Sessions:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the memory, descriptors and child processes that this process holds."""
+        """The ledger of the memory, descriptors and child processes held by this process."""
         return self._presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:

@@ -191,7 +191,7 @@ def _same(one: _Candidate, other: _Candidate) -> bool:
 
 
 def misnamed(skill: Skill, folder: str) -> str:
-    return f'its name is "{skill.name}" and that of its folder is "{printable(folder)}"; make them equal.'
+    return f'its name is "{skill.name}", but its folder is named "{printable(folder)}"; make them equal.'
 
 
 def _why(error: InvalidSkill | OSError) -> str:

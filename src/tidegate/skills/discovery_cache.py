@@ -87,7 +87,7 @@ class DiscoveryCache(Generic[T]):
                 self._last.put(key, found)
                 return found
             log.warning(
-                "a folder of an agent does not answer: the previous result is used; check its disk or share",
+                "an agent's folder does not respond, so the previous result is used; check its disk or share",
                 agent=key.agent,
             )
         known = self._last.get(key)

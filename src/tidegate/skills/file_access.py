@@ -129,7 +129,9 @@ def folder_names(folder: int) -> list[str]:
                 if entry.name.startswith(".") or not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
                     continue
                 if len(found) == FOLDERS:
-                    raise InvalidSkill(f"it has more than {FOLDERS} folders; move those that are not skills elsewhere.")
+                    raise InvalidSkill(
+                        f"it has more than {FOLDERS} folders; move folders that are not skills elsewhere."
+                    )
                 found.append(entry.name)
     finally:
         os.close(reading)

@@ -17,7 +17,7 @@ from tidegate.workspaces.files import printable
 FILE_BYTES = 256 * 1024
 """Maximum size of a SKILL.md. The format's authors recommend at most 500 lines; this is more than ten times that."""
 
-TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move long parts into files beside it."
+TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move long parts into files next to it."
 
 HEAD_CHARACTERS = 16 * 1024
 """Maximum length of the frontmatter. The fields with a length limit have fewer than 2,000 characters in total."""
@@ -80,7 +80,7 @@ def read(text: str) -> Skill:
 def _name(fields: dict[str, Any]) -> str:
     name = _text(fields, "name")
     if not name:
-        raise InvalidSkill("its frontmatter has no name; add one, the name of its folder.")
+        raise InvalidSkill("its frontmatter has no name; add one that is equal to the folder's name.")
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise InvalidSkill(
             f"its name {_shown(name)} must have at most {LONGEST_NAME} lower-case letters, digits and single hyphens "

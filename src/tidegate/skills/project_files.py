@@ -33,8 +33,8 @@ LINE_SHARE = 0.9
 
 HEADING = (
     "# The project\n\n"
-    "The files below belong to the project that you work in; its authors wrote them for whoever works on it. Go by "
-    "them within what you were asked and may do. The text of each stands between two fences."
+    "The files below belong to the project that you are working in; its authors wrote them for anyone who works on "
+    "it. Follow them, within your task and your permissions. Each file's text is between two fences."
 )
 _FENCE = re.compile("`{3,}")
 
@@ -91,7 +91,7 @@ class ProjectFiles:
         return "\n\n".join([HEADING, *shown]) if shown else ""
 
     def _warn(self, path: Path, reason: str) -> None:
-        self._log_once.warn("a file of a project is left out", printable(str(path)), reason)
+        self._log_once.warn("a project file is left out", printable(str(path)), reason)
 
 
 def _weigh(text: str) -> int:
@@ -121,12 +121,14 @@ def _to_a_line_end(data: bytes) -> bytes:
 def _shown(name: str, text: str, found: file_access.FileContent) -> str:
     fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
     notice = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.complete else ""
-    return f"## File of the project: {printable(name)}{notice}\n\n{fence}\n{text}\n{fence}"
+    return f"## Project file: {printable(name)}{notice}\n\n{fence}\n{text}\n{fence}"
 
 
 def _omitted(name: str, found: file_access.FileContent) -> str:
-    return f"## File of the project: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
+    return f"## Project file: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
 
 
 def _cut(name: str, how_much: str, found: file_access.FileContent) -> str:
-    return f"{how_much} {found.mark.size:,} bytes stand here; the rest is in {printable(name)} in your workspace."
+    return (
+        f"{how_much} {found.mark.size:,} bytes are included here; the rest is in {printable(name)} in your workspace."
+    )

@@ -23,8 +23,8 @@ conversation, and is enough for about sixty skills of typical length."""
 HEADING = (
     "# Skills\n\n"
     "A skill is a folder with instructions, and often further files, for one kind of task. When a task fits a "
-    "description below, read the skill with the tool `skill` before you begin, and go by what it says within what you "
-    "were asked and may do. Each line is a skill's name and what its author says of it:\n\n"
+    "description below, read the skill with the tool `skill` before you begin, and follow it, within your task and "
+    "your permissions. Each line contains a skill's name and its author's description:\n\n"
 )
 _REST = "\n{count} more are not listed here: `skill` without a name lists all."
 

@@ -102,7 +102,7 @@ class InlineAllowance:
 
 
 class EntryFolder(Protocol):
-    """The destination of an entry: a session's folder and its remaining quota."""
+    """An entry's destination: a session's folder and its remaining quota."""
 
     unspooled: InlineAllowance
 
@@ -199,7 +199,7 @@ class SpoolEntry:
             raise interrupted
 
     async def _refuse(self, error: OSError) -> None:
-        await self._lose(f"the disk refused it ({error.strerror})", error)
+        await self._lose(f"it could not be written ({error.strerror})", error)
 
     async def _lose(self, why: str, error: OSError | None = None) -> None:
         self.lost = why

@@ -183,7 +183,7 @@ class MediaPreparer:
 
 
 async def _store(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
-    """Stores the result of a job. Returns the media with their bytes or spool id, and the reason if they could not be
+    """Stores a job's result. Returns the media with their bytes or spool id, and the reason if they could not be
     stored."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
@@ -206,7 +206,7 @@ def _printable(name: str) -> str:
 def _left_out_error(what: str, lost: str, size: int) -> MediaLeftOut:
     return MediaLeftOut(
         f"{what}: {lost}, and it is too large ({size} bytes) to be stored in its message instead ({UNSPOOLED_BYTES} "
-        "bytes per turn in all); make it smaller, or free some space."
+        "bytes per turn in total); make it smaller, or free some space."
     )
 
 

@@ -180,5 +180,5 @@ class SessionChanged(Busy):
 
     def __init__(self) -> None:
         super().__init__(
-            "The conversation with this name changed while media was being stored; send the message again."
+            "The conversation with this name changed while media were being stored; send the message again."
         )

@@ -86,8 +86,8 @@ class Spool:
         self._swept_at = 0.0
 
     def of(self, session: str, turn: str | None, fence: int | None = None) -> "SessionSpool":
-        """Returns the session's spool for one turn. If `fence` is the fence of an attempt, results are stored only
-        while that attempt holds the turn."""
+        """Returns the session's spool for one turn. If `fence` is an attempt's fence, results are stored only while
+        that attempt holds the turn."""
         return SessionSpool(self, session, turn, fence)
 
     def upload_folder(self, session: str, *, is_new: bool) -> UploadFolder:
@@ -96,7 +96,7 @@ class Spool:
         return UploadFolder(self, session, is_new=is_new)
 
     def file(self, session: str, id: str) -> Path:
-        """Returns the path of a result. Both arguments are generated ids, which contain no separators."""
+        """Returns a result's path. Both arguments are generated ids, which contain no separators."""
         return self.root / session / id
 
     def temporary_file(self) -> BinaryIO:
@@ -254,7 +254,8 @@ class SessionSpool:
         row = await self.row(id)
         if row.kind != "text":
             raise ToolFailed(
-                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}) and was returned with its result."
+                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}) and was returned together with its "
+                f"result."
             )
         return row
 

@@ -18,8 +18,8 @@ class ConstraintError(Exception):
 
 
 class Rows(Protocol):
-    """The result of a statement. Read it completely and only once, since a database may fetch all rows before it
-    returns the first. If a loop can stop early, its statement should have a LIMIT."""
+    """A statement's result. Read it completely and only once, since a database may fetch all rows before it returns the
+    first. If a loop can stop early, its statement should have a LIMIT."""
 
     @property
     def get(self) -> Any:

@@ -38,8 +38,7 @@ SummaryHow = Literal["model", "terse", "cut"]
 ElisionKind = Literal["payload", "text", "media"]
 About = Literal["person", "agent"]
 Origin = Literal["tool", "person", "end"]
-"""The origin of a note: an agent's tool call in a conversation, a person, or the model call at the end of a
-conversation."""
+"""A note's origin: an agent's tool call in a conversation, a person, or the model call at the end of a conversation."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -262,9 +261,9 @@ class NewApproval(Frozen, frozen=True):
 
 
 class ApprovalAnswer(Row, frozen=True):
-    """The effect of an answer. `counted`: the answer was accepted. `repeated`: this principal has already given the
-    same answer. `closed`: somebody else answered first, or the request was cancelled. `expired`: the answer came too
-    late. `unknown`: there is no request with this id that this principal may answer. `row` is the current row."""
+    """An answer's effect. `counted`: the answer was accepted. `repeated`: this principal has already given the same
+    answer. `closed`: somebody else answered first, or the request was cancelled. `expired`: the answer came too late.
+    `unknown`: there is no request with this id that this principal may answer. `row` is the current row."""
 
     how: Literal["counted", "repeated", "closed", "expired", "unknown"]
     row: ApprovalRow | None

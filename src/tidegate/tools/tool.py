@@ -44,7 +44,7 @@ Ask = Callable[[str, Sequence[str]], Awaitable[str]]
 
 
 class Result(Frozen, frozen=True):
-    """The result of a call. If it consists only of text, a tool may return a string instead."""
+    """A call's result. If it consists only of text, a tool may return a string instead."""
 
     text: str
     media: tuple[Media, ...] = ()
@@ -81,7 +81,8 @@ class ToolContext(Frozen, frozen=True):
     """The number of turns above this turn in the chain of delegation."""
 
     def service(self, kind: type[S], *, otherwise: str) -> S:
-        """Returns the service of this type. Raises `ToolFailed` with the message `otherwise` if it is not available."""
+        """Returns the service with this type. Raises `ToolFailed` with the message `otherwise` if it is not
+        available."""
         if (found := self.services.get(kind)) is None:
             raise ToolFailed(otherwise)
         return found
@@ -214,7 +215,7 @@ def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
 
 
 def _complaint(error: Exception, names: tuple[str, ...]) -> str:
-    """Describes the error in the arguments to the model, as the end of a sentence."""
+    """Describes the error in the arguments for the model, phrased as the end of a sentence."""
     message = str(error)
     accepted = f"it accepts {', '.join(names)}" if names else "it accepts no arguments"
     if not isinstance(error, msgspec.ValidationError):

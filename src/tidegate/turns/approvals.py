@@ -177,7 +177,7 @@ class Approvals:
         return view_question(counted.row, conversation, person)
 
     async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """Returns the question, its conversation, and the name of the person in that conversation."""
+        """Returns the question, its conversation, and the name of the person in it."""
 
         def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
             row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
@@ -299,7 +299,7 @@ class Approvals:
 
 
 _UNFIT = {
-    "approval": "This needs an approval or a denial: /approve or /deny, `approved` or `denied`.",
+    "approval": "This request must be approved or denied: use /approve or /deny, `approved` or `denied`.",
     "question": "This is a question: answer it with /answer or `answered`, or stop the turn.",
 }
 
@@ -330,7 +330,7 @@ def _view(db: Db, row: ApprovalRow) -> QuestionView:
 
 
 def _conversation_and_person(db: Db, row: ApprovalRow) -> tuple[str, str]:
-    """Returns the conversation of a question and the name of the person in that conversation."""
+    """Returns a question's conversation, and the name of the person in it."""
     session = sessions.get(db, row.session)
     person = None if session is None else principals.get(db, session.principal)
     return turns.conversation(db, row.session), "" if person is None else person.name

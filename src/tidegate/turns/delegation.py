@@ -4,8 +4,8 @@ A task is a turn like any other. It is accepted in an ephemeral session with the
 After a restart, the step that delegated a task finds it again, so a task is delegated only once, however often the
 process is killed. A task ends no later than the turn that delegated it. An agent may delegate only to agents in its
 `delegates` setting, and only to agents that the user may use. A turn has at most limits.delegates tasks at a time, and
-tasks are nested at most limits.delegate_depth levels deep. The outcome of a task, even a failure, is a tool result for
-the delegating model, which decides what to do next.
+tasks are nested at most limits.delegate_depth levels deep. A task's outcome, even a failure, is a tool result for the
+delegating model, which decides what to do next.
 
 `Delegation` holds only the turns that are waiting for tasks. `TaskProgress` belongs to one task and holds the ids of
 its open questions.
@@ -41,7 +41,7 @@ from tidegate.values import (
     ToolStarted,
 )
 
-HEADING = "With the tool `delegate` you can give tasks to these agents:"
+HEADING = "With the tool `delegate` you can delegate tasks to these agents:"
 
 LINE_CHARACTERS = 200
 """Maximum length of a line about a tool call or failure. Lines are short, so that a reader can follow two agents at the
@@ -211,7 +211,7 @@ class TaskProgress:
             case TextDelta():
                 self._say(event.text)
             case TextReset():
-                self._note(f"begins its answer again: {event.reason}")
+                self._note(f"is starting its answer over: {event.reason}")
             case ToolStarted():
                 self._note(f"{event.name} {event.arguments}")
             case ToolProgress() if event.name == DELEGATE:
@@ -233,7 +233,7 @@ class TaskProgress:
                 """The result contains the task's rows and its end."""
 
     def begin(self) -> None:
-        self._note("works on the task")
+        self._note("is working on the task")
 
     def end(self) -> None:
         """Closes the task's open questions."""
@@ -262,9 +262,9 @@ def task_result(agent: str, outcome: Outcome) -> str:
     answer."""
     if outcome.state == "answered":
         if not outcome.text:
-            return f"The agent {agent!r} gave an empty answer."
+            return f"The agent {agent!r} returned an empty answer."
         cut = ", cut off at its model's output limit" if outcome.finish == "length" else ""
-        return f"The answer of the agent {agent!r}{cut}:\n\n{outcome.text}"
+        return f"The answer from agent {agent!r}{cut}:\n\n{outcome.text}"
     why = outcome.error.message if outcome.error is not None else "It gave no reason."
     text = f"\n\nIts text until then:\n\n{outcome.text}" if outcome.text else ""
     state = "was stopped" if outcome.state == "stopped" else "failed"

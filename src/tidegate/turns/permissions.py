@@ -161,8 +161,8 @@ class TurnPermissions:
             return f"The question was withdrawn{consequence}."
         if self._policy.unanswered == "end":
             raise TurnFailed(
-                "Nobody answered the agent's question within limits.answer_within, so its turn was ended; say 'go on' "
-                "when you are there to answer.",
+                "Nobody answered the agent's question within limits.answer_within, so its turn was stopped; say 'go "
+                "on' when you are there to answer.",
                 code="unanswered",
             )
         return f"Nobody answered in time (limits.answer_within){consequence}."

@@ -18,14 +18,15 @@ def check_resumption(taken: TakenTurn, channel: Channel, resumes: int) -> None:
     turn, session, interruptions = taken.turn, taken.session, taken.interruptions
     if channel.strategy(turn, session) == "report":
         reason, code = (
-            "The gateway stopped while it worked on this, and messages of the channel "
+            "The gateway stopped while it was working on this, and messages on the channel "
             f"{channel.name!r} are not resumed automatically; {channel.retry_advice}.",
             "interrupted",
         )
     elif interruptions > resumes:
         often = "once" if interruptions == 1 else f"{interruptions} times"
         reason, code = (
-            f"The gateway stopped {often} while it worked on this (limits.resumes is {resumes}), so it was given up, "
+            f"The gateway stopped {often} while it was working on this (limits.resumes is {resumes}), so it was "
+            f"given up, "
             f"and the log says why; {channel.retry_advice}.",
             "resume_budget",
         )

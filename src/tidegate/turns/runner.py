@@ -64,14 +64,14 @@ PREFIX_BYTES = 16 * 1024 * 1024
 """Maximum total size of these prefixes in bytes, since callers may send large system messages."""
 
 ENCODED_ANEW = (
-    "This conversation is encoded again, since the wire format of its model has changed: the provider counts all of it "
-    "as new once."
+    "This conversation is being encoded again because its model's wire format has changed; the provider bills all of "
+    "it in full once."
 )
 
 
 TOOLS_CHANGED = (
-    "The caller's tools differ from those of the previous request, so the conversation's prefix was rebuilt: the "
-    "provider counts all of it as new once."
+    "The caller's tools differ from those of the previous request, so the conversation's prefix was rebuilt; the "
+    "provider bills all of it in full once."
 )
 
 

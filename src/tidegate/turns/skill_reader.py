@@ -27,7 +27,7 @@ class SkillReader:
 
     async def _list(self, ctx: ToolContext, file: str) -> str:
         if file:
-            raise ToolFailed("skill: give the name of the skill as well.")
+            raise ToolFailed("skill: specify the skill's name as well.")
         entries = (await self._library.skill_set(ctx.agent, ctx.principal)).entries
         return "\n".join(map(listing_line, entries)) or NO_SKILLS
 
@@ -54,7 +54,7 @@ class SkillReader:
         if found.files:
             more = ", and more that are not listed" if found.more else ""
             lines.append(f"Its other files: {', '.join(map(printable, found.files))}{more}.")
-            lines.append(f"For your commands its folder is {found.seen}." if found.seen else READ_HERE)
+            lines.append(f"Your commands see its folder as {found.seen}." if found.seen else READ_HERE)
         lines.append("The text of its SKILL.md follows.")
         return "\n".join(lines) + f"\n\n{found.text}"
 

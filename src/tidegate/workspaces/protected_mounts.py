@@ -50,12 +50,12 @@ NESTED = 64
 repositories."""
 
 MOUNT_REPLACED = (
-    "Everything in the workspace was ended because a protected file of the project was replaced from "
-    "outside, or a HEAD was put beside .git; the project is protected again from the next command on."
+    "Everything in the workspace was killed because one of the project's protected files was replaced from outside, "
+    "or a HEAD was put next to .git; the project is protected again from the next command on."
 )
 
 FILE_CREATED = (
-    "Everything in the workspace was ended because a command created {names}, which other programs execute: it "
+    "Everything in the workspace was killed because a command created {names}, which other programs execute: it "
     "was renamed to end in .refused. Only the project's owner may create such files, outside the workspace."
 )
 
@@ -80,7 +80,7 @@ class ProtectedMount(NamedTuple):
 
 
 def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
-    """Returns the mounts of a project; outer mounts come before the ones inside them."""
+    """Returns a project's mounts; outer mounts come before the ones inside them."""
     try:
         with _Survey(project).opened() as survey:
             for name in NAMES:
@@ -212,7 +212,7 @@ class _Survey:
             if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
                 return
             where = f"{self._project}/{path}".rstrip("/")
-            log.warning("a bare repository was put beside a protected one; its HEAD was renamed", folder=where)
+            log.warning("a bare repository was put next to a protected one; its HEAD was renamed", folder=where)
             _rename(_HEAD, folder, state)
 
     def rename_created(self, path: str) -> None:

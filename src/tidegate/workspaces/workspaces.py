@@ -219,7 +219,7 @@ class Workspaces:
             await self._add_notice(
                 spec.session,
                 "Commands run in another workspace from now on."
-                + (f" Processes in the old one were ended: {names}." if names else ""),
+                + (f" Processes in the old one were stopped: {names}." if names else ""),
             )
         return live_sandbox
 
@@ -428,7 +428,7 @@ class Workspaces:
             await live_sandbox.note_lost()
             await live_sandbox.check_limits()
         except Exception:
-            log.exception("checking a workspace failed; it is tried again", session=live_sandbox.session)
+            log.exception("checking a workspace failed and will be tried again", session=live_sandbox.session)
 
     async def tidy(self) -> None:
         """Removes processes and folders without an owner, folders that have been in the trash long enough, and orphaned
@@ -476,7 +476,7 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """Returns the status for the operator. Reading it does not trigger the detection of the backend."""
+        """Returns the status for the operator. Reading it does not trigger backend detection."""
         live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(
@@ -526,7 +526,9 @@ def _claim(db: Db, row: WorkspaceRow) -> None:
 def _end_leftover(row: ProcessRow) -> None:
     """Kills a process that the previous gateway has left alive, identified by its pid and start time."""
     if row.pid and row.start_ticks is not None and start_ticks(row.pid) == row.start_ticks:
-        log.warning("a process of the last gateway is still alive and is ended", process=row.id, pid=row.pid)
+        log.warning(
+            "one of the previous gateway's processes is still alive and is being killed", process=row.id, pid=row.pid
+        )
         try:
             os.killpg(row.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError) as error:

@@ -13,7 +13,7 @@ from tidegate.models import Facts
 from tidegate.values import Frozen, Message
 
 MOST_ANSWER = 2
-"""The answer may reserve at most one part in this many of the window, whatever the model's output limit: 2 means
+"""Limits the part of the window that is reserved for the answer, whatever the model's output limit: 2 means at most
 half."""
 
 Rows = Sequence[tuple[int, Message]]

@@ -1,1 +1,1 @@
-"""The commands, one module or package each. Its `command` is what runs."""
+"""The commands, one module or package each. In each of them, `command` is the function that runs."""

@@ -15,7 +15,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--session", help="Only show those of the conversation with this id.")
+@click.option("--session", help="Show only those in the conversation with this id.")
 @click.option("--limit", type=click.IntRange(1, 500), default=200, show_default=True)
 @home_option
 @json_option

@@ -31,7 +31,7 @@ def command() -> None:
 @click.option(
     "--agent", "agents", multiple=True, help="An agent that this user may use (repeat for more; default: all)."
 )
-@click.option("--label", default="", help="A note on what the key is for.")
+@click.option("--label", default="", help="A note on the key's purpose.")
 @click.option(
     "--role", type=click.Choice(["admin", "member", "guest"]), help="The role of a new user (default: member)."
 )
@@ -132,7 +132,7 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
     else:
         print(f"Revoked {key_id}." if changed else f"{key_id} was already revoked.")
     if not _is_own_key_valid(api):
-        print(f"This was the key of the command line: {another_key(home)}.", file=sys.stderr)
+        print(f"This was the command line's key: {another_key(home)}.", file=sys.stderr)
 
 
 def _is_own_key_valid(api: "GatewayClient") -> bool:

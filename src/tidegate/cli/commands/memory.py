@@ -34,7 +34,7 @@ def command() -> None:
 
 
 def _subject_options(function: F) -> F:
-    function = click.option("--agent", help="Notes about the work of this agent.")(function)
+    function = click.option("--agent", help="Notes about this agent's work.")(function)
     return click.option("--principal", help="Notes about the user with this name (default: you).")(function)
 
 
@@ -155,7 +155,7 @@ def _run_editor(text: str) -> str:
 
 
 def _save_copy(text: str) -> str:
-    """Writes the text to a new file that only its owner can read. Returns the name of the file."""
+    """Writes the text to a new file that only its owner can read. Returns the file's name."""
     descriptor, name = tempfile.mkstemp(prefix="tidegate-notes-", suffix=".txt")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

@@ -24,7 +24,7 @@ def command() -> None:
 @click.option("--query", "-q", help="Show only conversations that contain these words.")
 @click.option("--limit", type=click.IntRange(1, 200), default=50, show_default=True)
 @click.option("--ended", is_flag=True, help="Show ended conversations instead of live ones.")
-@click.option("--all", "everyone", is_flag=True, help="Show the conversations of all users, with their names.")
+@click.option("--all", "everyone", is_flag=True, help="Show all users' conversations, with the users' names.")
 @home_option
 @json_option
 def list_(query: str | None, limit: int, ended: bool, everyone: bool, home: Path, as_json: bool) -> None:

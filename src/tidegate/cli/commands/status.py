@@ -96,7 +96,7 @@ def _print_facts(status: StatusReport) -> None:
 def _search(search: SearchStatus) -> str:
     parts = [f"about {plural(search.unindexed, 'message')} not indexed yet"] if search.unindexed else []
     if search.former:
-        parts.append(f"about {plural(search.former, 'message')} of an earlier version still to be indexed again")
+        parts.append(f"about {plural(search.former, 'message')} from an earlier version still to be reindexed")
     return "; ".join(parts)
 
 
@@ -105,7 +105,9 @@ def _warnings(status: StatusReport) -> list[str]:
     warnings += [f"the {each.kind} plug-in {each.name!r}: {each.fault}" for each in status.plugins if each.fault]
     warnings += [f"{name}: {check.detail}" for name, check in status.health.checks.items() if not check.ok]
     return warnings + [
-        f"the maintenance task {task.name!r} failed last time: {task.error}" for task in status.chores if task.error
+        f"the maintenance task {task.name!r} failed in its last run: {task.error}"
+        for task in status.chores
+        if task.error
     ]
 
 
@@ -118,7 +120,7 @@ def commands(workspaces: WorkspacesStatus) -> str:
     """Describes where the agents' commands run and how their limits are enforced."""
     if workspaces.problem:
         return workspaces.problem
-    text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined with the first command'}"
+    text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined when the first command runs'}"
     return f"{text}; not counted: {', '.join(workspaces.uncounted)}" if workspaces.uncounted else text
 
 
@@ -165,7 +167,7 @@ def _print_memory(memory: MemoryBreakdown) -> None:
         ("  unexplained", size(memory.unexplained)),
         ("explained", f"{memory.explained:.0%}"),
         ("growth since startup", f"{size(memory.growth)}, {memory.growth_explained:.0%} of it explained"),
-        ("ceiling (idle conversations unload above it)", size(memory.ceiling)),
+        ("ceiling (above it, idle conversations are unloaded)", size(memory.ceiling)),
         ("resident (VmRSS)", size(memory.rss)),
         ("peak resident (VmHWM)", size(memory.peak)),
         ("threads, descriptors", f"{memory.threads}, {memory.descriptors}"),

@@ -56,7 +56,7 @@ def _wait(home: Path, holder: Holder, deadline: float) -> None:
     while (found := holder_of(home)) is not None and (not found.pid or found.is_same(holder)):
         if time.monotonic() > deadline:
             raise TidegateError(
-                f"The gateway ({holder}) has not stopped in time: check its log, or kill it with "
+                f"The gateway ({holder}) did not stop in time: check its log, or kill it with "
                 f"`kill -9 {holder.pid}`, which loses no accepted message."
             )
         time.sleep(_POLL_SECONDS)

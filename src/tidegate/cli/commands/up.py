@@ -12,9 +12,9 @@ _FILE = click.Path(path_type=Path)
 @click.command("up")
 @home_option
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="Listen on this port instead of [server] port; 0 is any free one."
+    "--port", type=click.IntRange(0, 65535), help="Listen on this port instead of [server] port; 0 means any free port."
 )
-@click.option("--replace", is_flag=True, help="Take over from the gateway that is running for this home folder.")
+@click.option("--replace", is_flag=True, help="Take over from the gateway that is already running on this home folder.")
 @click.option("--record", type=_FILE, help="Record model traffic to this new file, without keys.")
 @click.option("--replay", type=_FILE, help="Replay answers from a recording; no model is called and no key is needed.")
 @click.option("--foreground", is_flag=True, default=True, hidden=True, help="The only mode, and the default.")

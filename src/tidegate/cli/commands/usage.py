@@ -1,4 +1,4 @@
-"""`tidegate usage`: shows the tokens and cost of model calls, and the state of the budgets."""
+"""`tidegate usage`: shows the tokens and cost of model calls, and the budgets' state."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -61,7 +61,10 @@ def print_usage(found: dict[str, Any]) -> None:
     if found["more"]:
         print(f"Only the {'latest' if timed else 'first'} {len(found['rows'])} rows are shown; the total includes all.")
     if estimated := found["total"]["estimated"]:
-        print(f"Estimated for {estimated} of {found['total']['calls']} calls, whose tokens the provider did not count.")
+        print(
+            f"Estimated for {estimated} of {found['total']['calls']} calls, since the provider did not count their "
+            f"tokens."
+        )
 
 
 def _name(by: str, row: dict[str, Any]) -> str:

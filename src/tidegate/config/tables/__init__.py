@@ -1,1 +1,2 @@
-"""The tables of the configuration file. Each setting is declared once: name, type, rule, documentation and default."""
+"""The configuration file's tables. Each setting is declared once, with its name, type, rule, documentation and
+default."""

@@ -1,4 +1,4 @@
-"""How a setting is declared: an annotation with its rule and its documentation."""
+"""How settings are declared: with an annotation that contains the rule and the documentation."""
 
 from typing import Any, NamedTuple, get_type_hints
 
@@ -13,7 +13,7 @@ DAY = 24 * HOUR
 
 
 class DeclaredSetting(NamedTuple):
-    """The declaration of a setting. `default` is `msgspec.NODEFAULT` if the setting is required."""
+    """A setting's declaration. `default` is `msgspec.NODEFAULT` if the setting is required."""
 
     name: str
     rule: ValueType
@@ -22,7 +22,7 @@ class DeclaredSetting(NamedTuple):
 
 
 def settings_of(table: type[msgspec.Struct]) -> dict[str, DeclaredSetting]:
-    """Returns the settings of a table, in the order of their declaration."""
+    """Returns a table's settings, in the order of their declaration."""
     hints = get_type_hints(table, include_extras=True)
     found: dict[str, DeclaredSetting] = {}
     for field in msgspec.structs.fields(table):

@@ -1,4 +1,4 @@
-"""The tables `[limits]`, `[budgets.NAME]` and `[expiry]`: what is bounded in number, size, money and time."""
+"""The tables `[limits]`, `[budgets.NAME]` and `[expiry]`: limits on numbers, sizes, money and time."""
 
 from typing import Annotated, Literal
 

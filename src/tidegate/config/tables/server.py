@@ -1,4 +1,4 @@
-"""The tables `[server]`, `[store]` and `[log]`: the address, the disk and the log of the gateway."""
+"""The tables `[server]`, `[store]` and `[log]`: the gateway's address, storage and log."""
 
 import ipaddress
 from typing import Annotated, Literal

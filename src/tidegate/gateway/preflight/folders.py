@@ -214,7 +214,7 @@ def _secret_files(config: Config, secrets: Mapping[str, str]) -> Iterator[tuple[
 
 
 class _Place:
-    """The target of a path and the folders above it, each identified by its inode if it exists."""
+    """A path's target and the folders above it, each identified by its inode if it exists."""
 
     def __init__(self, path: Path) -> None:
         real = Path(os.path.realpath(path))

@@ -64,7 +64,7 @@ def find_plugins(config: Config) -> FoundPlugins:
                 errors.append(f"{FILE_NAME}: {use.setting}: {needed(use, error.message)}")
             else:
                 warnings.append(
-                    f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}; repair it"
+                    f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}; fix it"
                 )
     return FoundPlugins(uses, tuple(loaded), tuple(errors), tuple(warnings), tuple(unknown))
 

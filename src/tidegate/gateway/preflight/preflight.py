@@ -112,7 +112,7 @@ def _unused_plugin_tables(config: Config, plugins: "FoundPlugins | None") -> Ite
     used = () if plugins is None else {use.name for use in plugins.uses}
     for name in config.plugins:
         if name not in used:
-            fault = f"[plugins.{name}] has no effect: no agent uses a plug-in of that name"
+            fault = f"[plugins.{name}] has no effect: no agent uses a plug-in with that name"
             yield with_path(config.home, f"{FILE_NAME}: {fault}")
 
 
@@ -132,7 +132,7 @@ def _projects_of_root(config: Config) -> Iterator[str]:
             if found.st_uid == 0 and not found.st_mode & stat.S_IWOTH:
                 yield (
                     f"{FILE_NAME}: [agents.{name}] workspace: {folder} belongs to root, and agents never run as root, "
-                    "so they can write nothing there: give it to another user (chown)"
+                    "so they cannot write anything there: give it to another user (chown)"
                 )
 
 

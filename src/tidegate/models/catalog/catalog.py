@@ -22,7 +22,8 @@ CHAT_EFFORTS = ("low", "medium", "high")
 """The efforts that every endpoint with an OpenAI format accepts, if it accepts any."""
 
 ANTHROPIC_EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""The efforts for Anthropic's API, without "none", which switches thinking off, because some models refuse it."""
+"""The efforts for Anthropic's API. "none", which switches thinking off, is not included because some models refuse
+it."""
 
 _VENDOR = re.compile(r".*/")
 _DATE = re.compile(r"[-@]20\d\d-?[01]\d-?[0-3]\d$")

@@ -71,7 +71,7 @@ class DemoModel:
             )
         if call.tool_choice and parse_tool_choice(call.tool_choice).kind not in ("none", "auto"):
             raise invalid(
-                "The demo model decides by itself whether to call a tool; leave out `tool_choice`, or choose another "
+                "The demo model decides on its own whether to call a tool; leave out `tool_choice`, or choose another "
                 "model.",
                 "tool_choice",
             )

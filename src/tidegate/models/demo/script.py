@@ -19,7 +19,7 @@ SLOW_PAUSE = 0.1
 SUMMARY_LINES = 8
 
 HELP = (
-    "I am the demo model that is built into Tidegate: a small program, not a language model. You can try:\n"
+    "I am Tidegate's built-in demo model: a small program, not a language model. You can try:\n"
     "- what time is it (in Europe/Paris)\n"
     "- read file notes.txt (from line 200)\n"
     "- run ls -l\n"
@@ -35,7 +35,7 @@ HELP = (
     "- slow, fail, stumble, silence: to see how the gateway handles them"
 )
 CONFIGURE = (
-    "I am the demo model that is built into Tidegate: deterministic, offline, and not a language model. To talk to a "
+    "I am Tidegate's built-in demo model: deterministic, offline, and not a language model. To talk to a "
     "real one, add it to tidegate.toml in Tidegate's home folder and start Tidegate again:\n\n"
     "[models.main]\n"
     'api = "openai-chat"\n'
@@ -363,7 +363,7 @@ def _conversation(said: str, request: DemoRequest, asked: int) -> DemoReply:
     earlier = [message.text.strip() for message in request.messages[:asked] if message.is_users]
     if "did i say" in lowered:
         if not earlier:
-            return DemoReply(text="This is the first thing that you have said to me.")
+            return DemoReply(text="This is the first thing you have said to me.")
         return DemoReply(text=f"Before this you said: {_shorten(earlier[-1])}")
     turns = len(earlier) + 1
     given = request.messages[asked].given

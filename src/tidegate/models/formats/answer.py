@@ -58,7 +58,7 @@ class IncomingAnswer(Protocol):
         ...
 
     def end(self) -> None:
-        """Handles the end of the stream."""
+        """Called at the end of the stream."""
         ...
 
     def whole(self, body: bytes) -> None:

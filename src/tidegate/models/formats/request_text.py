@@ -60,7 +60,7 @@ def media_placeholder(media: Media) -> str:
 
 
 def file_name(media: Media) -> str:
-    """Returns the name of a document in a request. Formats with a field for the name require a value."""
+    """Returns a document's name in a request. Formats with a field for the name require a value."""
     return media.name or UNNAMED
 
 

@@ -91,7 +91,7 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def event(self, data: bytes) -> None:
-        """Parses the data of one event."""
+        """Parses one event's data."""
 
     @abstractmethod
     def one_piece(self, body: bytes) -> None:
@@ -112,8 +112,8 @@ class StreamedAnswer(ABC):
             self._take(events)
 
     def end(self) -> None:
-        """Handles the end of the stream. A last event that lacks its empty line is parsed; an event that was cut off is
-        ignored."""
+        """Called at the end of the stream. A last event that lacks its empty line is parsed; an event that was cut off
+        is ignored."""
         if not self.done and (events := self._events.finish()):
             try:
                 self._take(events)

@@ -178,7 +178,7 @@ class FailureMapper:
         """Returns the failure for a connection problem. `begun` is true if part of the answer has already arrived."""
         where = self._address
         if failure.proxy:
-            what = f"the proxy on the way to {where} made no connection; check `proxy` and the proxy itself."
+            what = f"the proxy could not connect to {where}; check `proxy` and the proxy itself."
             return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
         match failure.trouble:
             case "crowded":
@@ -201,7 +201,7 @@ class FailureMapper:
                 what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
                 return self.failed(what, kind="network", retryable=False, endpoint_message=failure.said)
             case "unconnected" | "unknown" | "forbidden":
-                what = f"cannot connect to {where}; check base_url and that the server runs."
+                what = f"cannot connect to {where}; check base_url and that the server is running."
                 return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
             case "broken":
                 what = f"the connection to {where} broke{' in the middle of the answer' if begun else ''}; try again."
@@ -217,7 +217,7 @@ def refuses_reasoning(text: str) -> bool:
 
 
 def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
-    """Returns the kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes
+    """Returns the failure's kind, whether a retry may help, and the message. The endpoint's own wording takes
     precedence over the status, because providers use different statuses for the same error."""
     if status < 500:
         marks = f"{error.marks} {error.message[:JUDGED_CHARACTERS]}"
@@ -239,11 +239,11 @@ def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, boo
 def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
     """Returns the same as `_judge` for errors caused by the request or the account, and None for all other errors."""
     if status in (400, 403, 422) and _CONTENT.search(marks):
-        return "content", False, "the endpoint's content rules refused the request{status}; rephrase it."
+        return "content", False, "the endpoint's content policy refused the request{status}; rephrase it."
     if status == 402 or (status in (400, 403, 429) and _QUOTA.search(marks) and not _is_of_a_minute(marks)):
         return "quota", False, "the account has no quota left{status}; top it up or choose another model."
     if status in (401, 403) or _KEY.search(marks):
-        return "authorisation", False, "the endpoint refused the key{status}; check the model's `key` setting."
+        return "authorisation", False, "the endpoint rejected the key{status}; check the model's `key` setting."
     if status != 429 and _CONTEXT.search(marks):
         return (
             "context",
@@ -255,12 +255,12 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             "invalid",
             False,
             (
-                "the request is larger than the endpoint accepts{status}; send smaller pictures and files, or start a "
+                "the request is too large for the endpoint{status}; send smaller pictures and files, or start a "
                 "new conversation."
             ),
         )
     if status == 429:
-        return "rate", True, "the endpoint limits the rate of requests{status}; wait and try again."
+        return "rate", True, "the endpoint is limiting the request rate{status}; wait and try again."
     if refuses_reasoning(marks):
         return (
             "invalid",

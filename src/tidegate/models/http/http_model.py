@@ -214,7 +214,7 @@ class HttpModel:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
             return self._failures.failed(what, kind="protocol", retryable=False, status=response.status)
-        what = "the answer ended in the middle; try again."
+        what = "the answer was cut off in the middle; try again."
         return self._failures.failed(what, kind="network", retryable=True)
 
     def _broken(self, error: BrokenAnswer) -> ModelFailed:
@@ -223,8 +223,8 @@ class HttpModel:
 
 
 def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers of a request. A configured header replaces the built-in header of the same name, regardless
-    of case."""
+    """Returns a request's headers. A configured header replaces the built-in header of the same name, regardless of
+    case."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",

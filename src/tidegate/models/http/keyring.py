@@ -1,4 +1,4 @@
-"""The keys of one endpoint, used one at a time.
+"""An endpoint's keys, used one at a time.
 
 A key is used until the endpoint rejects it or reports that its quota is exhausted or its rate limit reached. The key
 then gets a cooldown, and the next key is used. A provider's prompt cache belongs to a key's account, so keys are

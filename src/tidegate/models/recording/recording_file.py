@@ -134,7 +134,7 @@ def digest(body: Any) -> str:
 
 
 def events(path: Path) -> Iterator[PlacedEvent]:
-    """Yields the events of the file in order. A last line without a line feed is ignored because the gateway was killed
+    """Yields the file's events in order. A last line without a line feed is ignored because the gateway was killed
     while writing it. Blocks."""
     with _opened(path) as file:
         first = file.readline(LINE_BYTES)
@@ -164,11 +164,9 @@ def _opened(path: Path) -> IO[bytes]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise Misconfigured(f"{path} is not a file; name one that `tidegate up --record` has written.")
+            raise Misconfigured(f"{path} is not a file; name a file written by `tidegate up --record`.")
         if found.st_size > FILE_BYTES:
-            raise Misconfigured(
-                f"{path} is larger than any recording; name one that `tidegate up --record` has written."
-            )
+            raise Misconfigured(f"{path} is larger than any recording; name a file written by `tidegate up --record`.")
         return os.fdopen(descriptor, "rb")
     except OSError as error:
         raise Misconfigured(f"The recording {path} cannot be read ({error.strerror}); name another.") from None
@@ -179,7 +177,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _check_opening(path: Path, first: bytes) -> None:
     if not first:
-        raise Misconfigured(f"{path} is empty; name a file that `tidegate up --record` has written.")
+        raise Misconfigured(f"{path} is empty; name a file written by `tidegate up --record`.")
     try:
         # For a newer format, only its version can be read.
         found = msgspec.json.decode(first, type=dict[str, Any])
@@ -187,7 +185,7 @@ def _check_opening(path: Path, first: bytes) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         version = None
     if not isinstance(version, int):
-        raise Misconfigured(f"{path} is not a recording; name a file that `tidegate up --record` has written.")
+        raise Misconfigured(f"{path} is not a recording; name a file written by `tidegate up --record`.")
     if version > VERSION:
         raise Misconfigured(
             f"{path} was recorded by a newer Tidegate (format {version}, here {VERSION}); replay it with that version."

@@ -32,7 +32,7 @@ second."""
 
 Place = tuple[int, int]
 Request = tuple[str, str, str]
-"""The method, the path and the digest of the body."""
+"""The method, the path and the body's digest."""
 
 
 class _Exchange:
@@ -111,7 +111,7 @@ class TransportReplayer:
         self._again += count > len(equal)
         exchange = equal[min(count, len(equal)) - 1]
         if exchange.answer is None:
-            raise self._unanswered(exchange, "the recording gateway ended before the answer did")
+            raise self._unanswered(exchange, "the gateway that was recording exited before the answer ended")
         answered, pieces = await to_thread.run_sync(self._answer, exchange.answer)
         if not answered.status:
             if answered.end == "left" or answered.end == "complete":
@@ -211,8 +211,8 @@ class ReplayedResponse(DeliveryByReading):
         answered = self._answered
         if answered.left_out:
             raise _failed(
-                f"The recording {self._path} lacks the last {answered.left_out} bytes of this answer, which was too "
-                "long to record."
+                f"The recording {self._path} lacks the last {answered.left_out} bytes of this answer because it was "
+                f"too long to record."
             )
         if answered.end == "complete":
             return b""

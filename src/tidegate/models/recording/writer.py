@@ -116,7 +116,7 @@ class RecordingWriter:
             else:
                 self._append(text)
         except OSError as error:
-            self._stop(f"the disk refuses ({error.strerror})")
+            self._stop(f"writing to the disk failed ({error.strerror})")
         except Exception as error:  # the gateway must continue, and no partial line is written
             log.exception("a line of the recording could not be encoded", file=str(self.path))
             self._stop(f"a line could not be encoded ({type(error).__name__})")

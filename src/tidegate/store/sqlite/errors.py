@@ -35,7 +35,7 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
         return Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.")
     if isinstance(error, _DAMAGE):
         return StoreDamaged(
-            "A part of the database that this needs is damaged; other conversations may still work, so start a new one,"
+            "Part of the database that this needs is damaged; other conversations may still work, so start a new one,"
             " and have the operator run `tidegate doctor`."
         )
     if not isinstance(error, apsw.Error):
@@ -44,11 +44,13 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
     if isinstance(error, apsw.ConstraintError):
         return Conflict("This conflicts with the stored data.")
     if isinstance(error, apsw.NoMemError) or code == apsw.SQLITE_IOERR_NOMEM:
-        return StoreFailed("The store has not enough memory for this; request less at a time, or try again later.")
+        return StoreFailed(
+            "The store does not have enough memory for this; request less at a time, or try again later."
+        )
     if isinstance(error, (apsw.FullError, apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
         return _disk_error(error, db)
     if isinstance(error, apsw.InterruptError):
-        return StoreFailed("The read took longer than a snapshot may live and was interrupted; request less at a time.")
+        return StoreFailed("The read took longer than a snapshot may last and was interrupted; request less at a time.")
     if isinstance(error, apsw.TooBigError):
         return Refused("The value is larger than the store can hold in one row.")
     return StoreFailed(f"The store failed ({type(error).__name__}: {error}).")
@@ -57,7 +59,7 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
 def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull | DiskFailed | StoreBusy:
     """Returns the error for a system call that has failed with this errno. `why` is the reason in words."""
     if number in (errno.EMFILE, errno.ENFILE):
-        return StoreBusy(f"No file descriptor is left for {what}; try again soon.")
+        return StoreBusy(f"No file descriptors are left for {what}; try again soon.")
     if number in NO_SPACE:
         return StoreFull(f"The disk has no space for {what} ({why}); free some space, then try again.")
     return DiskFailed(

@@ -7,7 +7,7 @@ locks.
 
 A deleted, renamed, replaced or truncated database still works in the process that has it open, but everything written
 to it is lost when that process ends. `OpenFiles.lost` detects this with one `stat` per file, cheap enough for every
-commit. `rescue` then copies everything committed so far to a new file beside the old path. Neither function opens the
+commit. `rescue` then copies everything committed so far to a new file next to the old path. Neither function opens the
 database a second time.
 """
 
@@ -90,7 +90,7 @@ def quarantine(path: Path, why: str) -> str:
         if part.exists():
             part.rename(aside.with_name(aside.name + suffix))
     return (
-        f"The store {path} is damaged ({why}) and was put aside as {aside}: put a backup in its place, and keep the"
+        f"The store {path} is damaged ({why}) and was set aside as {aside}: put a backup in its place, and keep the"
         " damaged file for repair."
     )
 
@@ -101,7 +101,7 @@ def free_name(path: Path, what: str) -> Path:
         name = path.with_name(f"{path.name}.{what}-{stamp}" + (f"-{number}" if number > 1 else ""))
         if not name.exists() and not name.with_name(name.name + "-wal").exists():
             return name
-    raise StoreFailed(f"There are too many damaged copies beside {path}; move some away.")
+    raise StoreFailed(f"There are too many damaged copies next to {path}; move some away.")
 
 
 def _refuse_second(path: Path) -> None:
@@ -149,7 +149,7 @@ def _read_header(path: Path, size: int) -> tuple[int, int]:
     page_size = int.from_bytes(header[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     if page_size < 512 or page_size & (page_size - 1):
-        raise _Broken(f"its header names a page size of {page_size}")
+        raise _Broken(f"its header specifies a page size of {page_size}")
     counted = header[24:28] == header[92:96]
     return page_size, int.from_bytes(header[28:32], "big") if counted else size // page_size
 
@@ -165,7 +165,7 @@ def _read_wal_header(wal: Path, page_size: int) -> tuple[int, int] | None:
     if magic not in _WAL_MAGICS or log_page != page_size:
         raise _Broken("its log does not begin with a log header")
     if (sum1, sum2) != _checksum(raw[:24], "<" if magic == _WAL_MAGICS[0] else ">"):
-        raise _Broken("the header of its log has a wrong checksum")
+        raise _Broken("its log's header has a wrong checksum")
     return salt1, salt2
 
 
@@ -206,7 +206,7 @@ def _ask_sqlite(path: Path, *, logged: bool) -> int:
         application = int(db.execute("PRAGMA application_id").get)
         tables = int(db.execute("SELECT count(*) FROM sqlite_schema").get)
         if tables and application != APPLICATION_ID:
-            raise StoreFailed(f"{path} is an SQLite file of another program; choose another home folder.")
+            raise StoreFailed(f"{path} is another program's SQLite file; choose another home folder.")
         if version > CURRENT:
             raise StoreNewer(
                 f"{path} was written by a newer Tidegate (format {version}, this one knows {CURRENT}); start that one."

@@ -88,17 +88,17 @@ class Problems:
             gone = self.by_kind.pop(kind, None)
             if gone is not None and kind in self._announced:
                 self._announced.discard(kind)
-                log.warning("a problem of the store is resolved", kind=kind, problem=gone.text, times=gone.count)
+                log.warning("a problem with the store is resolved", kind=kind, problem=gone.text, times=gone.count)
 
 
 _SENTENCES: dict[ProblemKind, str] = {
-    "lost": "the database file is no longer in its place; nothing more is accepted",
+    "lost": "the database file is no longer in its place; no more requests are accepted",
     "damaged": "the database is damaged",
-    "unreadable": "the disk refuses to read the database",
-    "full": "the disk has no space for the database",
-    "unwritable": "the disk refuses to write the database",
+    "unreadable": "the database cannot be read from the disk",
+    "full": "there is no disk space left for the database",
+    "unwritable": "the database cannot be written to the disk",
     "log": "the store's log could not be moved into the file",
-    "spool": "the disk refuses a file of the spool",
+    "spool": "a spool file cannot be written to the disk",
 }
 
 

@@ -199,7 +199,7 @@ class Readers:
                 break
             self._interrupted += 1
             if reading.stop is None and reading.attempt == len(LEEWAYS) - 1:
-                reading.stop = "the write-ahead log had reached limits.wal_bytes, as in every attempt before"
+                reading.stop = "the write-ahead log had reached limits.wal_bytes, as in all earlier attempts"
             elif reading.stop is None:
                 reading.attempt += 1
                 self._repeated += 1
@@ -229,7 +229,7 @@ def _end_snapshot(db: apsw.Connection) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
     except apsw.Error as error:
-        log.error("a snapshot could not be ended", error=str(error))
+        log.error("a snapshot could not be closed", error=str(error))
 
 
 def _stopped(reading: ReadJob) -> StoreFailed:

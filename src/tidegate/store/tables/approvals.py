@@ -61,7 +61,9 @@ def ask(
     existing = of_step(db, turn, step)
     if existing is not None:
         if (existing.session, existing.kind, existing.digest) != (session, request.kind, request.digest):
-            raise Conflict(f"Step {step} of this turn has already asked about another action.", code="approval_differs")
+            raise Conflict(
+                f"Step {step} of this turn has already requested approval for another action.", code="approval_differs"
+            )
         return existing
     _check(request)
     found = db.execute(
@@ -91,7 +93,7 @@ def ask(
 
 
 def get(db: Db, id: str) -> ApprovalRow | None:
-    """Returns the request with this id, whoever its principal is. For internal use."""
+    """Returns the request with this id, whoever it belongs to. For internal use."""
     return _one(db, "approvals.id = ?", (id,))
 
 

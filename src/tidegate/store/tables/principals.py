@@ -134,7 +134,7 @@ def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
 
 
 def holder(db: Db, key: str) -> PrincipalRow | None:
-    """Returns the principal of the key with this id."""
+    """Returns the principal who owns the key with this id."""
     principal = db.execute("SELECT principal FROM keys WHERE id = ?", (key,)).get
     return None if principal is None else get(db, principal)
 

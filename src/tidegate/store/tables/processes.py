@@ -50,7 +50,7 @@ def begin(
         ).get
     except ConstraintError:
         raise Conflict(
-            f"A process named {name!r} is already running in this session; end it first, or choose another name.",
+            f"A process named {name!r} is already running in this session; stop it first, or choose another name.",
             code="process_name",
         ) from None
     if found is None:
@@ -121,7 +121,7 @@ def mark_ended(
 
 
 def get(db: Db, id: str) -> ProcessRow | None:
-    """Returns the process with this id, whoever its principal is. For internal use."""
+    """Returns the process with this id, whoever it belongs to. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 

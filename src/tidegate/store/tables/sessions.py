@@ -108,7 +108,7 @@ def create(
             msgspec.structs.astuple(row),
         )
     except ConstraintError:
-        raise Conflict("A live session of that name or id already exists.") from None
+        raise Conflict("There is already a live session with that name or id.") from None
     if title or name:
         search_index.retitled(db, id)
     return row
@@ -389,8 +389,8 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
 
 
 def _lower_mark(db: Db) -> None:
-    """Lowers the marks of the search indexes to the highest row id. Row ids are reused once the highest row is deleted,
-    and a mark must not be above the id of a future row."""
+    """Lowers the search indexes' marks to the highest row id. Row ids are reused once the highest row is deleted, and a
+    mark must not be above the id of a future row."""
     db.execute(
         "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
         " WHERE (key IN ('indexed', 'former') OR key LIKE 'indexed:%')"

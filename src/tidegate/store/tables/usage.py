@@ -173,7 +173,7 @@ def total(db: Db, *, since: float = 0.0, until: float = math.inf, principal: str
 
 
 def of_session(db: Db, session: str) -> UsageTotal:
-    """Returns the usage of one conversation."""
+    """Returns one conversation's usage."""
     return UsageTotal(session, "", *db.execute(f"SELECT {_SUMS} FROM usage WHERE session = ?", (session,)).get)
 
 

@@ -40,7 +40,7 @@ _WHOSE = {
 _WHEN = {"hour": "this hour", "day": "today", "month": "this month", "total": "in all", "": "in all"}
 _RAISE = "raise that limit and restart the gateway"
 _FOR_EVER = {
-    "turn": f"so it was ended: say 'go on' to continue in a new turn, or {_RAISE}",
+    "turn": f"so it was stopped: say 'go on' to continue in a new turn, or {_RAISE}",
     "session": f"so no model is called in it any more: start a new one, or {_RAISE}",
 }
 

@@ -4,7 +4,7 @@ Transcript rows are never changed. Above the soft mark, a summary of older messa
 the hard mark, the request is reduced before the model is called, in bounded stages: summaries by a model, excerpts of
 old results, a list of messages, excerpts of everything. The last stages need no model, so reduction always terminates.
 A stage is applied only if it reduces the request by the configured share or, for the last ones, makes it fit. Applied
-stages are stored as rows, so the request is the same after a restart. After a useless summary, no other one is
+stages are stored as rows, so the request is the same after a restart. After a summary that could not be used, none is
 requested until a time recorded in the store. Compacting one conversation never delays another, and compactions are
 never nested.
 
@@ -43,8 +43,8 @@ REASONING_ERA = "thoughts"
 """The setting that counts how often a provider has refused the reasoning carried by a session's answers."""
 
 WITHOUT_REASONING = (
-    "The model {model} refuses its earlier reasoning, for example because the key belongs to another account: it "
-    "continues without it, and the provider counts the conversation as new once."
+    "The model {model} refuses its earlier reasoning, for example because the key belongs to another account. It "
+    "continues without it, and the provider bills the conversation in full once."
 )
 
 REDUCTIONS = ("summary", "excerpts", "cut", "media", "useless")
@@ -224,7 +224,7 @@ class TurnFitter:
     async def _cool(self, conversation: Conversation, why: str) -> None:
         """Stops asking models for summaries for a while, across turns and restarts."""
         self._compaction.counts["useless"] += 1
-        log.warning("a summary was useless", session=self._taken.session.id, why=why)
+        log.warning("a summary could not be used", session=self._taken.session.id, why=why)
         now = self._compaction.clock()
         until = now + self._compaction.settings.cooldown
         conversation.cooldown = (until, why)
@@ -353,7 +353,7 @@ class TurnFitter:
             sentences.append("Older summaries were merged into one.")
         if view.elisions != before.elisions:
             sentences.append("The model sees excerpts of long messages.")
-        sentences.append("Nothing is deleted; the provider counts the conversation as new once.")
+        sentences.append("Nothing is deleted, but the provider bills the conversation in full once.")
         self._turn.emit(Notice(text=" ".join(sentences)))
 
     def _too_small(self, conversation: Conversation) -> ModelFailed:

@@ -39,7 +39,7 @@ class RequestSize:
         self.rate = conversation.tokens / self._bytes(view)
 
     def _bytes(self, view: View) -> int:
-        """Returns the size of a view. Each view is measured only once, since it may have thousands of messages."""
+        """Returns a view's size. Each view is measured only once, since it may have thousands of messages."""
         for known, size in self._weighed:
             if known is view:
                 return size

@@ -40,7 +40,7 @@ from tidegate.values import Call, Message, Usage
 log = Log(__name__)
 
 LENGTH_SHARE = 40
-"""A summary may take one part in this many of the window, within the bounds below."""
+"""Determines the length of a summary, within the bounds below: 40 means one fortieth of the window."""
 
 LENGTHS = (150, 1500)
 """Minimum and maximum length of a summary in tokens. A shorter summary would say too little, and a longer one would not
@@ -146,7 +146,7 @@ async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> li
 
 
 class _SummaryWriter:
-    """Writes the summaries of one compaction with a model."""
+    """Writes one compaction's summaries with a model."""
 
     def __init__(
         self,

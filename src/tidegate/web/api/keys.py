@@ -1,6 +1,6 @@
 """Endpoints for keys and signing in.
 
-Keys can be listed, created and revoked by few roles, since a key lets its holder act as its principal. Codes and keys
+Only a few roles can list, create and revoke keys, since a key lets its holder act as its principal. Codes and keys
 never appear in URLs.
 """
 

@@ -1,4 +1,4 @@
-"""The list of agents, in the format of OpenAI's models. A key sees only the agents that it may use."""
+"""The list of agents, in OpenAI's format for models. A key sees only the agents that it may use."""
 
 from typing import Literal
 

@@ -40,7 +40,7 @@ class ProjectsApi:
         return [
             Endpoint(
                 method="GET", path=path, handler=self.files, access="configure", responses={200: ProjectFilesAnswer},
-                summary="List the files that enter prompts from folders to which other users could write",
+                summary="List the files that are included in prompts from folders to which other users could write",
             ),
             Endpoint(
                 method="POST", path=path, handler=self.trust, access="configure", body=TrustIn,
@@ -55,7 +55,7 @@ class ProjectsApi:
         found = {file.path: file.sha256 for file in (await self._list_files()).files}
         for file in request.body.files:
             if file.path not in found:
-                raise NotFound("There is no such file in a project folder that others can write to.", code="no_file")
+                raise NotFound("There is no such file in a project folder to which others can write.", code="no_file")
             if found[file.path] != file.sha256:
                 raise Conflict("The file has changed; read it again.", code="changed")
         await self._provenance.trust({file.path: bytes.fromhex(file.sha256) for file in request.body.files})

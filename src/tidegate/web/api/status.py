@@ -1,4 +1,4 @@
-"""Endpoints for the state of the gateway: liveness, readiness, metrics and status.
+"""Endpoints for the gateway's state: liveness, readiness, metrics and status.
 
 Without a key, clients can only check that the process is running.
 """

@@ -36,9 +36,9 @@ PAGE_TOKEN = b"x-page-token"
 """The name of the header with a browser's page token."""
 NEW_LINK = "open a new link from `tidegate up` or `tidegate status --link`"
 _CODE_STATES = {
-    "used": "This link was already used; each works once",
+    "used": "This link has already been used; each works only once",
     "expired": f"This link has expired; each works for {CODE_SECONDS / 60:.0f} minutes",
-    "unknown": f"This code is not valid; each works once, for {CODE_SECONDS / 60:.0f} minutes",
+    "unknown": f"This code is not valid; each works only once, for {CODE_SECONDS / 60:.0f} minutes",
 }
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -132,7 +132,7 @@ class Credentials:
     # -- callers --
 
     async def caller(self, method: str, headers: Headers) -> Caller:
-        """Returns the caller of a request. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another
+        """Returns a request's caller. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another
         origin."""
         authorization = headers.get(b"authorization")
         if authorization is not None:
@@ -149,7 +149,7 @@ class Credentials:
         self.check_origin(method, headers)
         if not cookie or not page_token:
             missing = "the header X-Page-Token" if cookie else "the cookie"
-            raise Unauthenticated(f"A part of the sign-in is missing ({missing}): {NEW_LINK}.", code="signed_out")
+            raise Unauthenticated(f"Part of the sign-in is missing ({missing}): {NEW_LINK}.", code="signed_out")
         return await self._known_by("cookie", digest(cookie), digest(page_token))
 
     async def _known_by(self, kind: Literal["key", "cookie"], token: bytes, page: bytes | None = None) -> Caller:
@@ -182,7 +182,7 @@ class Credentials:
         try:
             await self._store.write(principals.mark_used, token, self._clock())
         except StoreFailed as error:
-            log.warning("the use of a key could not be recorded", error=error.message)
+            log.warning("a key's use could not be recorded", error=error.message)
 
     def forget(self) -> None:
         """Clears the cache because a key or principal has changed."""
@@ -392,7 +392,7 @@ class Credentials:
 def _check_grant(by: Principal, role: UserRole) -> None:
     if not may_grant(by, role):
         raise NotAllowed(
-            f"Only the owner can create and revoke keys of the role {role}; your role is {by.role}.",
+            f"Only the owner can create and revoke keys with the role {role}; your role is {by.role}.",
             code="right_missing",
         )
 

@@ -83,7 +83,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathApp:
-    """The endpoints of one path."""
+    """One path's endpoints."""
 
     def __init__(self, endpoints: list[Endpoint], credentials: Credentials, bodies: RequestBodies) -> None:
         self._by_method = {endpoint.method: endpoint for endpoint in endpoints}

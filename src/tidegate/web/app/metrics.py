@@ -125,7 +125,7 @@ class Metrics:
             yield _gauge(f"tidegate_sessions_{name}", text, value=getattr(sessions, name))
         yield _counter(
             "tidegate_residents_over_cap_mid_turn",
-            "Times a resident over the cap was kept because its turn was running.",
+            "Number of times a resident over the cap was kept because its turn was running.",
             value=sessions.over_cap_mid_turn,
         )
         unloads = _counter("tidegate_unloads", "Residents unloaded, by reason.", labels=("reason",))
@@ -134,12 +134,12 @@ class Metrics:
         yield unloads
         yield _gauge(
             "tidegate_questions_waiting",
-            "Approvals and questions of running turns that wait for a user's answer.",
+            "Approvals and questions of running turns that are waiting for a user's answer.",
             value=status.questions.waiting,
         )
         yield _gauge("tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status.audit.rows)
         smaller = _counter(
-            "tidegate_compactions", "Times a request was made smaller to fit its model's window.", labels=("how",)
+            "tidegate_compactions", "Number of times a request was reduced to fit its model's window.", labels=("how",)
         )
         for how, count in sorted(status.context.items()):
             smaller.add_metric((how,), count)
@@ -155,7 +155,7 @@ class Metrics:
             labels=("model", "kind"),
         )
         cost = _counter("tidegate_cost_dollars", "The cost of those tokens.", labels=("model",))
-        calls = _counter("tidegate_model_calls", "Model calls that were paid for.", labels=("model",))
+        calls = _counter("tidegate_model_calls", "Model calls that were charged.", labels=("model",))
         for model, used in sorted(status.models.items()):
             for kind in ("input", "cached", "written", "output"):
                 tokens.add_metric((model, kind), getattr(used, kind))
@@ -164,7 +164,7 @@ class Metrics:
         yield from (tokens, cost, calls)
         ratio = _gauge(
             "tidegate_budget_used_ratio",
-            "The spent share of a budget of the whole gateway, in its current window.",
+            "The used share of a budget for the whole gateway, in its current window.",
             labels=("budget",),
         )
         for budget in status.budgets:
@@ -180,7 +180,7 @@ class Metrics:
             labels=("model", "kind"),
         )
         fallbacks = _counter(
-            "tidegate_model_fallbacks", "Times a conversation fell back to this model.", labels=("model",)
+            "tidegate_model_fallbacks", "Number of times a conversation fell back to this model.", labels=("model",)
         )
         keys = _gauge("tidegate_model_keys", "Keys of a model, by state.", labels=("model", "state"))
         resting = _gauge("tidegate_model_resting", "1 while a model is not used after a failure.", labels=("model",))
@@ -200,7 +200,7 @@ class Metrics:
         yield _gauge("tidegate_store_full", "1 while the disk is full.", value=float(stats.full))
         open_kinds = {problem.kind for problem in stats.problems}
         stands = _gauge("tidegate_store_problem", "1 while a problem is open, by kind.", labels=("kind",))
-        met = _counter("tidegate_store_problems", "Times a problem occurred, by kind.", labels=("kind",))
+        met = _counter("tidegate_store_problems", "Number of times a problem occurred, by kind.", labels=("kind",))
         for kind, count in stats.problem_counts.items():
             stands.add_metric((kind,), float(kind in open_kinds))
             met.add_metric((kind,), count)

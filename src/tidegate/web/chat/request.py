@@ -1,4 +1,4 @@
-"""OpenAI's chat request: its fields, and their conversion to the parameters of a call.
+"""OpenAI's chat request: its fields, and their conversion to a call's parameters.
 
 Every supported field is validated, and errors name the path of the invalid one. Unsupported fields that would change
 the answer are refused; unknown fields are ignored. The messages are parsed in `messages.py`.

@@ -174,7 +174,7 @@ class Server:
         open, limit = self._descriptors.open, self._descriptors.limit
         failed = self._listener is not None and (self._listener.failed_at or 0) > recent
         if failed or (limit is not None and open >= limit):
-            return Check(ok=False, detail=f"no file descriptor is left: {open} of {limit} are open")
+            return Check(ok=False, detail=f"no file descriptors are left: {open} of {limit} are open")
         if (self._over_at or 0) > recent:
             return Check(ok=False, detail=f"all {self._most} connections are in use; new ones are refused or wait")
         return Check(ok=True, detail=f"{self.connections} of {self._most} connections are open")

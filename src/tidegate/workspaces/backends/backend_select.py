@@ -22,8 +22,8 @@ AS_ROOT: Mapping[str, str] = MappingProxyType(
     {
         "bubblewrap": "The gateway runs as root: commands and file tools run as an unprivileged user, but a flaw in "
         "the gateway itself would endanger the whole machine. Run it as a dedicated user.",
-        "local": "The gateway runs as root, and commands run without a sandbox, as an unprivileged user: they reach "
-        "whatever that user can. Run it as a dedicated user, or choose another workspaces.backend.",
+        "local": "The gateway runs as root, and commands run without a sandbox, as an unprivileged user: they can "
+        "reach whatever that user can reach. Run it as a dedicated user, or choose another workspaces.backend.",
     }
 )
 """The consequences of running as root, for each backend whose commands run on this machine."""
@@ -108,7 +108,7 @@ class BackendSelection:
     async def _choose(self) -> Backend:
         wanted = self._settings.backend
         if wanted == "none":
-            return NoCommands("Commands are switched off here (workspaces.backend is none).", self._spawner)
+            return NoCommands("Commands are disabled here (workspaces.backend is none).", self._spawner)
         backend = self._make("bubblewrap" if wanted == "auto" else wanted)
         why = await backend.check()
         if why is None:

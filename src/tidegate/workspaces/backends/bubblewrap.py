@@ -180,7 +180,7 @@ class BubblewrapBackend:
                 code = await child.wait()
                 output = (await child.read_state()).decode(errors="replace").strip()
         except TimeoutError:
-            return "bwrap does not finish here."
+            return "bwrap hangs here."
         finally:
             await kill_and_close(child)
         return None if code == 0 else f"bwrap does not work here: {output or f'exit code {code}'}."

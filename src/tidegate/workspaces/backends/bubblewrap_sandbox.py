@@ -63,7 +63,7 @@ ENTERING_PROCESSES = 16
 two."""
 
 TOO_MANY_PROCESSES = (
-    "Everything in the workspace was ended because a command started more processes than could be ended one by one."
+    "Everything in the workspace was killed because a command started more processes than could be killed one by one."
 )
 
 NEW = "a file that other programs execute has appeared in a project: read it before you open the folder with them"

@@ -1,4 +1,4 @@
-"""The guardian of one command: a program that stops everything the command has started.
+"""A command's guardian: a program that stops everything the command has started.
 
     python -I -S guardian.py DESCRIPTOR
 

@@ -218,7 +218,7 @@ class LocalSandbox:
         if command.leaf is not None:
             await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
-            log.error("the processes of a command cannot be ended", mark=command.mark)
+            log.error("a command's processes cannot be killed", mark=command.mark)
 
     def forget(self, command: "LocalCommand") -> None:
         self._commands.discard(command)
@@ -282,7 +282,7 @@ class LocalCommand:
                 async with asyncio.timeout(KILLED_SECONDS):
                     await self._child.wait()
             except TimeoutError:
-                log.error("the processes of a command cannot be ended", guardian=self.guardian)
+                log.error("a command's processes cannot be killed", guardian=self.guardian)
                 await self._child.end(0)
             report = self._report()
             if report is None:

@@ -77,7 +77,7 @@ class RemoteCleanup:
             due = now + min(LONGEST_SECONDS, FIRST_SECONDS * 2**row.attempts)
             if await self._store.write(_failed, row.id, reason, due) == "dead":
                 log.error(
-                    "folders on another machine could not be discarded and stay there",
+                    "folders on another machine could not be discarded and remain there",
                     session=row.target,
                     reason=reason,
                 )

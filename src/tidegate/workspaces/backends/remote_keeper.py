@@ -1,4 +1,4 @@
-"""The keeper of a session on another machine, where it represents the gateway.
+"""A session's keeper on another machine, where it represents the gateway.
 
 It runs as long as the gateway is running and reachable. When the connection is closed, or after a period of silence, it
 exits; the guardians of the session's commands, which watch it, then stop everything. It creates the session's folders,

@@ -33,8 +33,8 @@ OUTPUT_BYTES = 4096
 """Maximum amount of output read at the start; if starting fails, this output contains the reason."""
 
 LOST = (
-    "The connection to the machine that runs commands was lost, and everything there was ended. It reconnects with "
-    "the next command; files are unchanged."
+    "The connection to the machine that runs commands was lost, and everything there was stopped. The next command "
+    "reconnects; files are unchanged."
 )
 KILLED = -9
 """The exit code of a command whose end was not reported."""
@@ -172,7 +172,7 @@ class SshConnection:
     async def sweep(self, mark: str) -> None:
         """Kills all processes that carry a mark."""
         if await self._request("sweep", f"{MARK}={mark}") != [1]:
-            log.error("processes of a command on another machine may still be running", mark=mark)
+            log.error("a command's processes on another machine may still be running", mark=mark)
 
     async def wait(self) -> None:
         await self._first.wait()
@@ -218,7 +218,7 @@ class SshConnection:
                         else:
                             return []
             except TimeoutError:
-                log.warning("the other machine does not answer", session=self._spec.session)
+                log.warning("the other machine does not respond", session=self._spec.session)
                 return []
 
 
@@ -311,12 +311,12 @@ class _State:
                         break
                     output += data
         except TimeoutError:
-            raise ToolFailed("The other machine does not answer; try again later.") from None
+            raise ToolFailed("The other machine does not respond; try again later.") from None
         reason = " ".join(output.decode(errors="replace").split())
         if "refused by peer" in reason:
             raise ToolFailed(
-                "The other machine accepts no more concurrent commands on one connection: end a process, or raise "
-                "MaxSessions of its sshd."
+                "The other machine accepts no more concurrent commands on one connection: stop a process, or raise "
+                "its sshd's MaxSessions."
             )
         raise ToolFailed(f"The command cannot be started on the other machine: {reason or 'no reason was given'}")
 

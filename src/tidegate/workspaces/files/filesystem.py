@@ -83,7 +83,7 @@ class Filesystem:
 
     def write(self, path: str, data: bytes, expected: str | None) -> WriteResult:
         if path.endswith("/"):
-            raise ToolFailed(f"{shown(path)} names a folder; choose the path of a file.")
+            raise ToolFailed(f"{shown(path)} is a folder; choose the path of a file.")
         with at(self.mounts, path, make=expected is None) as spot:
             return WriteResult(replace(spot, data, expected))
 

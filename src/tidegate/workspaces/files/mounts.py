@@ -218,7 +218,7 @@ class _Walk:
         """Returns the parts of the target of the link opened last."""
         self._links += 1
         if self._links > MOST_LINKS:
-            raise ToolFailed(f"{shown(self.path)} leads through too many symbolic links, or in a circle.")
+            raise ToolFailed(f"{shown(self.path)} leads through too many symbolic links, or in circles.")
         link = self._folders.pop()
         try:
             target = link_target(link)

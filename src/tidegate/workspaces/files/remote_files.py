@@ -167,7 +167,7 @@ class RemoteFiles:
 
 
 class _AnswerHeader(Frozen, frozen=True):
-    """The header of a response: the result and the number of bytes that follow, or the error."""
+    """A response's header: the result and the number of bytes that follow, or the error."""
 
     result: Any = None
     bytes: int = 0
@@ -213,7 +213,7 @@ class _Answer:
         while self._left > 0:
             piece, self._rest = self._rest or await self._child.read(), b""
             if not piece:
-                raise ToolFailed("The file was changed while it was read: read it again.")
+                raise ToolFailed("The file was changed while it was being read; read it again.")
             self._left -= len(piece)
             yield piece
 

@@ -113,7 +113,7 @@ class Cgroups:
         with self._lock:
             left = {name for tree in trees for name in _names(tree.folder, self.prefix)} - self._living
         for name in left:
-            log.info("a control group of the last gateway is removed", group=name)
+            log.info("a control group left by the previous gateway is removed", group=name)
             Cgroup(name, trees, self._forget).end()
 
     def _forget(self, name: str) -> None:
@@ -209,7 +209,7 @@ class Cgroup:
                 self._forget(self.name)
                 return True
         self._forget(self.name)  # the next sweep will try again
-        log.error("the processes in a control group cannot be ended", group=self.name)
+        log.error("the processes in a control group cannot be killed", group=self.name)
         return False
 
     def _ended(self, folder: Path) -> bool:

@@ -24,7 +24,7 @@ _FORBIDDING = (
     ("user/max_user_namespaces", "0", "set user.max_user_namespaces to a number above 0 with sysctl"),
     ("kernel/unprivileged_userns_clone", "0", "set kernel.unprivileged_userns_clone to 1 with sysctl"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1",
-     "install a profile of AppArmor that lets bwrap create them (on Ubuntu the package apparmor-profiles)"),
+     "install an AppArmor profile that lets bwrap create them (on Ubuntu the package apparmor-profiles)"),
 )  # fmt: skip
 """Kernel settings that forbid user namespaces, and how to change them."""
 
@@ -44,8 +44,8 @@ def sandbox_features() -> Iterator[SandboxFeature]:
     yield SandboxFeature(
         "control groups", "this user may create them to limit memory and processes.", _control_groups()
     )
-    yield SandboxFeature("seccomp", "system calls that no command needs are blocked.", seccomp.problem())
-    yield SandboxFeature("pasta", "commands can be given a network of their own.", sandbox_network.missing())
+    yield SandboxFeature("seccomp", "system calls that commands do not need are blocked.", seccomp.problem())
+    yield SandboxFeature("pasta", "commands can have their own network.", sandbox_network.missing())
 
 
 def _bubblewrap() -> str:

@@ -148,7 +148,7 @@ class BackgroundProcesses:
         await self._store.write(messages.add_notice, live_sandbox.session, notice, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
-        """Spawns the process of a row, or records in the row that this failed."""
+        """Spawns a row's process, or records in the row that this failed."""
         child: Child | None = None
         try:
             await live_sandbox.enter()  # before reading the shell, since changing the backend discards the saved one
@@ -157,7 +157,7 @@ class BackgroundProcesses:
             text = shell_script.background(row.command, mark=row.id, folder=inner, shell=shell)
             sandbox, child = await live_sandbox.spawn(text, row.id)
             if not await self._store.write(_spawned, row.id, child.pid):
-                raise ToolFailed("The process was ended before it started.")
+                raise ToolFailed("The process was stopped before it started.")
             running = RunningProcess(row, child, sandbox, self.log_of(row), stop_grace=self._bounds.stop_grace)
             live_sandbox.scope.start(self._supervise, live_sandbox, running, name=f"process {row.id}")
             live_sandbox.running[row.name] = running
@@ -295,8 +295,8 @@ class BackgroundProcesses:
         self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, limit_text: str
     ) -> str:
         if state == "lost":
-            return f"The process {process_label(row)} was lost: its sandbox was ended from outside."
-        how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+            return f"The process {process_label(row)} was lost: its sandbox was killed from outside."
+        how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
         rest = ""
         if left:
             rest = f" It left {left} process{'es' * (left > 1)} running, which {'were' if left > 1 else 'was'} ended."
@@ -313,7 +313,7 @@ class BackgroundProcesses:
         except TimeoutError:
             raise ToolFailed(
                 f"The process {running.row.name!r} did not read all of this within {self._bounds.write_seconds:g} s; "
-                "it gets the rest when it reads on."
+                "it gets the rest when it continues reading."
             ) from None
         if close:
             running.child.close_input()

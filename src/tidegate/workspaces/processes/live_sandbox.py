@@ -46,8 +46,8 @@ _POLLED_LIMITS = frozenset(
 _KILLED = (-9, 137)  # as reported by the kernel and by a shell
 
 ENDED_FROM_OUTSIDE = (
-    "The sandbox of this conversation's commands was ended from outside. The next command opens a new one; "
-    "files are unchanged, running processes are gone."
+    "The sandbox of this conversation's commands was killed from outside. The next command opens a new one; files "
+    "are unchanged, but running processes were lost."
 )
 CONVERSATION_ENDED = "The workspace is closed: its conversation has ended."
 
@@ -159,7 +159,7 @@ class LiveSandbox:
         await sandbox.close()
         if not self.gateway_stopping:
             log.warning(
-                "a sandbox has ended", session=self.session, reason=sandbox.close_reason or "it was ended from outside"
+                "a sandbox has ended", session=self.session, reason=sandbox.close_reason or "it was killed from outside"
             )
             await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
@@ -206,10 +206,10 @@ class LiveSandbox:
         names = ", ".join(sorted(self.running))
         for running in self.running.values():
             running.stopping = True
-        self.close_reason = f"Everything in the workspace was ended because {reason}."
+        self.close_reason = f"Everything in the workspace was killed because {reason}."
         await sandbox.close()
-        log.warning("the processes of a workspace were ended", session=self.session, reason=reason, processes=names)
-        await self._add_notice(self.session, f"{self.close_reason}{f' This ended: {names}.' if names else ''}")
+        log.warning("a workspace's processes were killed", session=self.session, reason=reason, processes=names)
+        await self._add_notice(self.session, f"{self.close_reason}{f' Stopped processes: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
         """Measures the disk. If usage exceeds the limit, kills the running commands, which may have filled the disk."""
@@ -238,9 +238,7 @@ class LiveSandbox:
                 for running in tuple(self.running.values()):
                     await running.ended.wait()
         except TimeoutError:
-            log.error(
-                "the end of a process was not recorded in time", session=self.session, processes=sorted(self.running)
-            )
+            log.error("a process's end was not recorded in time", session=self.session, processes=sorted(self.running))
 
 
 def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:

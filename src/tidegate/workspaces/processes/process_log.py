@@ -102,7 +102,7 @@ class ProcessLog:
     def _refuse(self, error: OSError) -> None:
         if not self._refused:
             log.warning(
-                "the output of a process is not kept: writing to the disk failed", file=self._new.name, error=str(error)
+                "a process's output is not stored: writing to the disk failed", file=self._new.name, error=str(error)
             )
         self._refused = True
 

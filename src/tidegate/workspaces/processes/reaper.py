@@ -84,14 +84,14 @@ def end(processes: Collection[MarkedProcess]) -> None:
     """Kills these processes and waits until they have exited; logs an error if some cannot be killed."""
     left = _living({process.pid: process.start for process in processes})
     for pid in left:
-        log.warning("a process without an owner is ended", pid=pid, program=program_name(pid))
+        log.warning("a process without an owner is killed", pid=pid, program=program_name(pid))
     until = time.monotonic() + guardian.KILLED_SECONDS
     while left and time.monotonic() < until:
         guardian.send(signal.SIGKILL, left)
         time.sleep(_LOOK_SECONDS)
         left = _living(left)
     if left:
-        log.error("processes without an owner cannot be ended", pids=sorted(left))
+        log.error("processes without an owner cannot be killed", pids=sorted(left))
 
 
 def _living(processes: dict[int, int]) -> dict[int, int]:

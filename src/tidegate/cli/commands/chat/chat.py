@@ -35,7 +35,7 @@ _NOT_UTF_8 = "This is not UTF-8 text: convert it first."
 @click.option("--new", is_flag=True, help="Start a new conversation (the default for a pipe without --session).")
 @click.pass_context
 def command(context: click.Context, home: Path, agent: str | None, session: str | None, new: bool) -> None:
-    """Talk to an agent of the running gateway.
+    """Talk to one of the running gateway's agents.
 
     Without options, your last terminal conversation continues. Lines that start with a slash are commands; /help lists
     them.
@@ -171,7 +171,7 @@ class _Chat:
             self._printer.note(error.message)
         else:
             if stopped is None:
-                self._printer.note("no turn is running yet; press Ctrl-C again to leave")
+                self._printer.note("no turn is running yet; press Ctrl-C again to exit")
 
 
 def _pipe(chat: _Chat) -> int:
@@ -195,7 +195,7 @@ def _converse(chat: _Chat, home: Path) -> int:
     from tidegate.cli.commands.chat.line_input import line_reader
 
     chat.greet()
-    print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+    print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D exits.")
     read = line_reader(home / "chat-history")
     fresh = True
     while True:

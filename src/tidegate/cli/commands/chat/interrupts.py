@@ -12,7 +12,7 @@ from typing import Any
 
 
 class LeaveRequested(KeyboardInterrupt):
-    """The user left without waiting for the end of the turn."""
+    """The user left without waiting for the turn to end."""
 
 
 class InterruptHandler:

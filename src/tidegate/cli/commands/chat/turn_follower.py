@@ -75,7 +75,7 @@ class TurnFollower:
             self._output.clear()
             time.sleep(again * _PAUSE_SECONDS)
         raise GatewayUnreachable(
-            f"The stream of turn {self._turn} broke {_RECONNECTS} times: see its answer with /resume."
+            f"The stream of turn {self._turn} was lost {_RECONNECTS} times: use /resume to see its answer."
         )
 
     def _events(self) -> Generator[dict[str, Any], None, None]:
@@ -94,7 +94,7 @@ class TurnFollower:
             self._ours = event["turn"] == self._turn
             if self._ours and event.get("resumed"):
                 self._printed, self._shown = [0, 0, 0], ""
-                self._printer.note("the turn continues after a restart of the gateway")
+                self._printer.note("the turn will continue after the gateway restarts")
         elif kind == "asked":
             self._question(event)  # may belong to a turn that ours is waiting for
         elif kind == "answered":
@@ -141,7 +141,7 @@ class TurnFollower:
             self._printer.progress(text[-new:])
             self._printed[2] = self._received[2]
         if before <= _PROGRESS_CHARACTERS < self._output[call]:
-            self._note("further output of this call is not shown")
+            self._note("further output from this call is not shown")
 
     def _question(self, event: dict[str, Any]) -> None:
         """Asks the user once. A question that is repeated after a reconnect, or has already been answered, is

@@ -122,8 +122,8 @@ _BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
 
 
 class AnthropicWire:
-    """Anthropic's wire format. `cache_ttl` is how long the provider caches marked content. For the longer time, writing
-    to the cache costs more."""
+    """Anthropic's wire format. `cache_ttl` is how long the provider caches marked content. Writing to the cache costs
+    more for the longer duration."""
 
     version = 3001
     continues_answers = False

@@ -116,7 +116,7 @@ class _Effort(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """Parameters of one call, in the order in which they are sent."""
+    """The parameters of a call, in the order in which they are sent."""
 
     temperature: float | None = None
     top_p: float | None = None

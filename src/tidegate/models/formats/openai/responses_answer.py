@@ -184,9 +184,9 @@ class ResponsesAnswer(StreamedAnswer):
             reason = response.incomplete_details.reason if response.incomplete_details else None
             self._finish = _REASONS.get(reason or "", "length")
         elif status != "completed":
-            raise BrokenAnswer("the endpoint's answer is not finished")
+            raise BrokenAnswer("the endpoint's answer is incomplete")
         elif any(not item.done for item in self._items):
-            raise BrokenAnswer("a part of the answer was started and never finished")
+            raise BrokenAnswer("part of the answer was started but never finished")
         self._usage = raw_value(response.usage)
         self.done = True
 
@@ -197,14 +197,14 @@ class ResponsesAnswer(StreamedAnswer):
         for item in reversed(self._items):
             if item.index == index if index is not None else item.kind == kind and not item.done:
                 if item.kind != kind:
-                    raise BrokenAnswer("a part of the answer changes its type")
+                    raise BrokenAnswer("part of the answer changes its type")
                 return item
         return None
 
     def _growing(self, index: int | None, kind: str) -> _Growing:
         item = self._find(index, kind) or self._open(kind, index)
         if item.done:
-            raise BrokenAnswer("a part of the answer continues after its end")
+            raise BrokenAnswer("part of the answer continues after its end")
         return item
 
     def _open(self, kind: str, index: int | None) -> _Growing:

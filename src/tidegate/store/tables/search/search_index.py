@@ -332,7 +332,7 @@ def count_entries(db: Db, principal: str | None, session: str | None) -> int:
 
 
 def block_of(db: Db, number: int) -> tuple[str, int] | None:
-    """Returns the session of a block and its first position."""
+    """Returns a block's session and first position."""
     row = db.execute("SELECT session, part FROM index_blocks WHERE number = ?", (number,)).get
     return None if row is None else (row[0], row[1] << PLACE_BITS)
 

@@ -183,7 +183,7 @@ def search_mentions(
 
 
 def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> tuple[str, int] | None:
-    """Returns the session of a block and its first position, if that session is being searched."""
+    """Returns a block's session and first position, if that session is being searched."""
     row = db.execute(
         "SELECT session, part, principal, ended FROM index_blocks JOIN sessions ON sessions.id = session"
         " WHERE number = ?",

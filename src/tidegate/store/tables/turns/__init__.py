@@ -1,1 +1,2 @@
-"""The tables of turns: turns, intents of tool calls, receipts of accepted messages, and deliveries of answers."""
+"""Tables for turns: the turns themselves, tool calls' intents, accepted messages' receipts, and deliveries of
+answers."""

@@ -21,7 +21,7 @@ idempotency key."""
 
 FOLLOWED_SECONDS = 300.0
 """The same if somebody followed the call. The process may be killed before they receive the outcome, so it is kept long
-enough for a restart and a second attempt, but no longer, since most callers already have it."""
+enough for a restart and a second attempt, but no longer, since most callers have already received it."""
 
 _OUTCOME = "outcome"
 """The source of receipts that only store an outcome. Callers cannot send one, since its key is the turn's id."""
@@ -69,7 +69,7 @@ def put(db: Db, principal: str, receipt: Receipt, turn: str, now: float, tools: 
 
 def finish(db: Db, turn: str, outcome: Outcome) -> float:
     """Stores the outcome in the turn's receipts. Used for a turn whose rows are about to be deleted. Returns the time
-    when the last of these receipts expires; 0 if there is none."""
+    at which the last of these receipts expires, or 0 if there are none."""
     until = db.execute("SELECT max(expires) FROM receipts WHERE turn = ?", (turn,)).get
     if until is None:
         return 0.0
@@ -79,7 +79,7 @@ def finish(db: Db, turn: str, outcome: Outcome) -> float:
 
 def keep_outcome(db: Db, principal: str, outcome: Outcome, now: float, until: float) -> None:
     """Stores the outcome of a turn whose rows are about to be deleted, in a separate receipt. Only `prune` deletes it,
-    because whoever receives the outcome may lose it on the way and ask again."""
+    since the outcome may be lost on its way to the caller, who then asks again."""
     db.execute(
         "INSERT INTO receipts(principal, source, key, digest, turn, at, expires, outcome)"
         " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",

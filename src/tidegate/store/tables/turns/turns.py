@@ -48,7 +48,7 @@ _IS_WAITING = (
     f" AND NOT EXISTS ({_OPEN_APPROVALS} AND approvals.step = intents.step)"
     f" AND turns.id || '/' || intents.step NOT IN (SELECT key FROM receipts WHERE turn IN (SELECT id {_OPEN_TASKS}))))"
 )
-"""True if the turn waits for a person or a task, and none of its tools is at work meanwhile."""
+"""True if the turn is waiting for a person or a task and none of its tools are running in the meantime."""
 _NONE_EARLIER = (
     "NOT EXISTS (SELECT 1 FROM turns AS earlier WHERE earlier.session = turns.session"
     " AND earlier.number < turns.number AND earlier.state IN ('queued', 'running'))"
@@ -161,7 +161,7 @@ def set_call(db: Db, id: str, call: Call) -> None:
 
 
 def get(db: Db, id: str) -> TurnRow | None:
-    """Returns the turn with this id, whoever its principal is. For internal use."""
+    """Returns the turn with this id, whoever it belongs to. For internal use."""
     row = db.execute(f"SELECT {COLUMNS} FROM turns WHERE id = ?", (id,)).get
     return None if row is None else row_of(row)
 

@@ -65,7 +65,7 @@ def _place(page: FileLines, text: str) -> str:
         return ""
     if page.cut:
         place = (
-            f"line {page.after} is longer than a page, this is its beginning; the next line is at offset={page.after}"
+            f"line {page.after} is longer than a page; this is its beginning; the next line is at offset={page.after}"
         )
     elif page.more:
         place = f"lines {page.first + 1} to {page.after}; more follow, continue with offset={page.after}"

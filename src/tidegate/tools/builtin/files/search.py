@@ -65,7 +65,7 @@ def _lines(found: SearchResult, query: SearchQuery) -> Iterator[str]:
     for hit in found.hits:
         yield printable(hit.path)
         if hit.changed:
-            yield "[changed during the search: search again]"
+            yield "[changed during the search; search again]"
         yield from _of(hit, query)
         yield ""
 

@@ -22,7 +22,7 @@ async def terminal(
     ctx: ToolContext,
     *,
     command: Annotated[str, Meta(description="The bash command.")],
-    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the command is ended.")] = DEFAULT_SECONDS,
+    timeout: Annotated[float, Meta(gt=0, description="Seconds after which the command is stopped.")] = DEFAULT_SECONDS,
     pty: Annotated[bool, Meta(description="Run it in a terminal, for programs that require one.")] = False,
 ) -> Result:
     """Runs a command in this conversation's shell and returns its output. The working directory, exported variables
@@ -50,17 +50,17 @@ def _remarks(finished: CommandEnd, seconds: float) -> list[str]:
     remarks = []
     if finished.timed_out:
         remarks.append(
-            f"it took longer than {seconds:g} s and was ended; give it a longer timeout, or start it with the tool "
+            f"it took longer than {seconds:g} s and was stopped; give it a longer timeout, or start it with the tool "
             "process"
         )
     elif finished.code and finished.code < 0:
-        remarks.append(f"it was ended by signal {-finished.code}")
+        remarks.append(f"it was killed by signal {-finished.code}")
     elif finished.code:
         remarks.append(f"exit code {finished.code}")
     if left := finished.left_behind:
         remarks.append(
             f"{left} process{'es' * (left != 1)} that it had left running in the background "
-            f"{'were' if left != 1 else 'was'} ended; use the tool process for what is to go on running"
+            f"{'were' if left != 1 else 'was'} killed; use the tool process for anything that should keep running"
         )
     if finished.note:
         remarks.append(finished.note.rstrip("."))

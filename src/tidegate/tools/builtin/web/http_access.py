@@ -187,7 +187,7 @@ class WebAccess:
 
     def _check_entered(self) -> None:
         if not self._entered:
-            raise ToolFailed("There is no access to the web here.")
+            raise ToolFailed("Web access is not available here.")
 
     def _target(self, url: URL, headers: dict[str, str], method: str = "GET") -> Target:
         proxy = self._network.secret_proxy_for(str(url), self.settings.proxy, exceptions=True)
@@ -226,7 +226,7 @@ class WebAccess:
 
     async def _kept(self, response: IncomingResponse, url: URL, fd: int) -> FetchedPage:
         if response.status != HTTPStatus.OK:
-            raise ToolFailed(f"{shown(url)} cannot be fetched: the server answered {_status(response.status)}.")
+            raise ToolFailed(f"{shown(url)} cannot be fetched: the server responded with {_status(response.status)}.")
         most = self.settings.fetch_bytes
         size = 0
         while piece := await response.read():
@@ -254,7 +254,7 @@ def shown(url: URL | str) -> str:
 def _checked(text: str, base: URL | None = None) -> URL:
     """Parses and checks an address; `base` is the address that redirected to it. A refused address is not quoted, since
     it may contain a password."""
-    whose = "The address" if base is None else f"{shown(base)} leads to an address that"
+    whose = "The address" if base is None else f"{shown(base)} redirects to an address that"
     text = text.strip()
     try:
         if len(text) > URL_CHARACTERS or any(ord(c) < 32 or ord(c) == 127 for c in text) or _AUTHORITY.match(text):
@@ -295,7 +295,7 @@ def _why(failure: ConnectionFailed) -> str:
     """Returns the reason for a failure. The library's message is not used because it may quote the server's
     response."""
     if failure.proxy:
-        return "the proxy in web.proxy made no connection"
+        return "the proxy in web.proxy could not connect"
     match failure.trouble:
         case "forbidden":
             return NOT_PUBLIC

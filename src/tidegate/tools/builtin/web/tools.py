@@ -31,7 +31,7 @@ READING_SECONDS = 30.0
 """Time limit for converting one page: sufficient on a slow machine. Other pages are converted concurrently."""
 
 READING_BYTES = 1024 * 1024 * 1024
-"""Memory limit for the child process that converts a page: enough for the tree of a page with tens of MiB."""
+"""Memory limit for the child process that converts a page: enough for the parsed tree of a page of tens of MiB."""
 
 TEXT_BYTES = 4 * 1024 * 1024
 """Maximum length of a page's readable text in bytes: longer than the longest books."""
@@ -209,4 +209,4 @@ def _trafilatura() -> str:
 
 
 def _web(ctx: ToolContext) -> WebAccess:
-    return ctx.service(WebAccess, otherwise="There is no access to the web here.")
+    return ctx.service(WebAccess, otherwise="Web access is not available here.")
