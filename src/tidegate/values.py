@@ -457,6 +457,17 @@ class Notice(Frozen, frozen=True, tag="notice"):
     text: str
 
 
+ApprovalScope = Literal["call", "conversation", "always"]
+"""What an approval applies to: only its call, the rest of the conversation, or all conversations of the same person."""
+
+
+class ScopeChoice(Frozen, frozen=True):
+    """A scope with which an approval can be given. `allows` states what is then allowed, in one sentence."""
+
+    scope: ApprovalScope
+    allows: str
+
+
 class QuestionAsked(Frozen, frozen=True, tag="asked"):
     """The turn waits for a person to approve one exact action or to answer a question. Clients that connect later
     receive the question again, under the same id. The question is closed at the latest when the turn ends. Followers of
@@ -473,6 +484,8 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
     agent: str = ""
     for_owner: bool = False
     """True if only the owner of the gateway may answer."""
+    scopes: tuple[ScopeChoice, ...] = ()
+    """The scopes with which whoever may answer can approve the action; empty for a question."""
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):

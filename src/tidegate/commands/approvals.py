@@ -10,6 +10,7 @@ from typing import Literal
 from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.turns import QuestionView
+from tidegate.values import ApprovalScope
 
 LISTED = 10
 """Maximum number of open questions in a list."""
@@ -22,9 +23,12 @@ _ID = re.compile(r"(ap_\w+)(?:\s+|$)")
 
 async def approve(context: CommandContext, words: str) -> CommandReply:
     id, rest = _split(words)
-    if rest:
-        raise Refused("Use /approve or /approve ID; only /deny accepts a reason.", code="bad_argument")
-    return await _answer(context, id, "approved", "", "Approved")
+    if (scope := _SCOPES.get(rest.strip().lower())) is None:
+        raise Refused(
+            "Use /approve [ID], /approve [ID] conversation or /approve [ID] always; only /deny accepts a reason.",
+            code="bad_argument",
+        )
+    return await _answer(context, id, "approved", "", "Approved", scope)
 
 
 async def deny(context: CommandContext, words: str) -> CommandReply:
@@ -40,12 +44,19 @@ async def answer(context: CommandContext, words: str) -> CommandReply:
 
 
 async def _answer(
-    context: CommandContext, id: str, decision: Literal["approved", "denied", "answered"], text: str, done: str
+    context: CommandContext,
+    id: str,
+    decision: Literal["approved", "denied", "answered"],
+    text: str,
+    done: str,
+    scope: ApprovalScope = "call",
 ) -> CommandReply:
     question = await _find(context, id, "question" if decision == "answered" else "approval")
-    answered = await context.service.questions.answer(question.id, context.principal, decision, text)
+    answered = await context.service.questions.answer(question.id, context.principal, decision, text, scope)
     here = answered.session == context.session
     what = answered.answer if decision == "answered" else first_line(answered)
+    if scope != "call":
+        what = "\n".join([f"{what}", *(choice.allows for choice in question.scopes if choice.scope == scope)])
     return CommandReply(text=f"{done}: {what}", session=context.session, turn=answered.turn if here else None)
 
 
@@ -90,13 +101,15 @@ def _split(words: str) -> tuple[str, str]:
     return (found[1], words[found.end() :]) if found else ("", words)
 
 
+_SCOPES: dict[str, ApprovalScope] = {"": "call", "call": "call", "conversation": "conversation", "always": "always"}
 _COMMANDS = {"approval": "/approve", "question": "/answer"}
 
 COMMANDS = (
     SlashCommand(
         name="approve",
-        arguments="[ID]",
-        help="Approve the action that the agent wants to take.",
+        arguments="[ID] [conversation|always]",
+        help="Approve the action that the agent wants to take: once or, as the question says, for this conversation or "
+        "always.",
         handler=approve,
     ),
     SlashCommand(

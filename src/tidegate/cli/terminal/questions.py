@@ -20,6 +20,8 @@ from tidegate.errors import TidegateError
 _POLL_SECONDS = 1.0  # interval for checking whether the question was answered elsewhere
 _LINE_BYTES = 65536
 _YES = ("y", "yes", "approve", "approved")
+_SCOPES = {"c": "conversation", "conversation": "conversation", "always": "always"}  # nobody stores a rule by one key
+_FURTHER = {"conversation": "c for this conversation", "always": "always for all conversations"}
 _NO = ("n", "no", "deny", "denied")
 _COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
 
@@ -90,11 +92,13 @@ class QuestionPrompt:
 
 
 def question_lines(question: dict[str, Any]) -> list[str]:
-    """Returns the lines of the complete question, with numbered choices."""
+    """Returns the lines of the complete question, with numbered choices or what else can be approved."""
     lines = strip_controls(question["summary"]).split("\n")
+    further = [each for each in question.get("scopes", ()) if each["scope"] != "call"]
     return [
         *lines,
         *(f"{number}. {strip_controls(choice)}" for number, choice in enumerate(question.get("choices", ()), 1)),
+        *(f"{each['scope']}: {strip_controls(each['allows'])}" for each in further),
     ]
 
 
@@ -108,7 +112,8 @@ def heading(question: dict[str, Any]) -> str:
 def hint(question: dict[str, Any]) -> str:
     """Returns the possible replies, for the prompt."""
     if question["kind"] == "approval":
-        return "y approves, n [REASON] denies"
+        further = [_FURTHER[each["scope"]] for each in question.get("scopes", ()) if each["scope"] in _FURTHER]
+        return ", ".join(["y approves" + " this call" * bool(further), *further, "n [REASON] denies"])
     return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"
 
 
@@ -120,6 +125,9 @@ def answer_of(question: dict[str, Any], text: str) -> dict[str, str] | None:
     word, _, reason = text.partition(" ")
     if word.lower() in _YES and not reason:
         return {"decision": "approved"}
+    scope = _SCOPES.get((reason if word.lower() in _YES else text).strip().lower())
+    if scope is not None:
+        return {"decision": "approved", "scope": scope}
     if word.lower() in _NO:
         return {"decision": "denied", "text": reason.strip()}
     return None
