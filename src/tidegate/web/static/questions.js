@@ -6,7 +6,7 @@
 import { html, useRef, useState } from "./ui.js";
 
 const MOST_KEYS = 9; // choices that have a number key
-const SCOPES = { conversation: "Approve for this conversation", always: "Always approve" };
+const SCOPES = { conversation: "Allow in this conversation", always: "Always allow" };
 
 /** Focuses the first question. Returns whether there is one. */
 export function goToQuestion() {
