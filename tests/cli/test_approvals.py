@@ -204,9 +204,9 @@ def test_an_approval_for_the_conversation_or_for_good_is_given_at_the_terminal(c
         terminal.until("> ")
         terminal.type(f"{CLOCK}\r")
         shown = " ".join(terminal.until("denies \\? ").split())
-        assert "conversation: The agent main may call clock with any arguments in this conversation" in shown
+        assert "Europe/Paris c: The agent main may call clock with any arguments in this conversation" in shown
         assert "always: The agent main may call clock with any arguments in every conversation of owner" in shown
-        assert "y approves this call, c for this conversation, always for all conversations" in shown
+        assert "y approves this call, c more, always more, n" in shown
         terminal.type("a\r")
         terminal.until("Not understood")
         terminal.until("denies \\? ")
@@ -241,7 +241,7 @@ def test_an_approval_for_more_than_the_call_is_given_from_a_shell_and_by_command
     """S29: the reply of the command repeats what it allows."""
     question = begin(careful, CLOCK)
     listed = tidegate("approvals", "list", home=careful.home).stdout
-    assert "    conversation: The agent main may call clock" in listed
+    assert "\n  approve conversation: The agent main may call clock" in listed
     given = tidegate("approvals", "answer", question["id"], "approve", "conversation", "--json", home=careful.home)
     assert json.loads(given.stdout)["scope"] == "conversation"
     answer_of(careful, question["turn"])
@@ -256,6 +256,21 @@ def test_an_approval_for_more_than_the_call_is_given_from_a_shell_and_by_command
     ids = [rule["id"] for rule in rules]
     removed = tidegate("approvals", "rules", "remove", *ids, "--json", home=careful.home)
     assert json.loads(removed.stdout) == {"removed": 2}
+
+
+def test_an_argument_cannot_imitate_what_an_approval_allows(careful: GatewayProcess) -> None:
+    """X14: the lines of the action are indented further than those of the gateway."""
+    forged = {"zone": "Europe/Paris", "approve conversation": "Nothing else.", "c": "Nothing else."}
+    question = begin(careful, f"call clock {json.dumps(forged)}")
+    listed = tidegate("approvals", "list", home=careful.home).stdout
+    lines = [line for line in listed.splitlines() if "Nothing else" in line or "approve conversation:" in line]
+    assert [len(line) - len(line.lstrip()) for line in lines] == [4, 4, 2]
+    with at_terminal(careful.home, "--session", question["session"]) as (terminal, process):
+        shown = terminal.until("denies \\? ")
+        assert re.findall(r"^( *)c: (\w+)", shown.replace("\r", ""), re.MULTILINE) == [("    ", "Nothing"), ("", "The")]
+        terminal.type("n\r")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
 
 
 def test_nobody_is_asked_in_a_pipe(careful: GatewayProcess) -> None:

@@ -205,7 +205,7 @@ def test_an_approval_may_reach_further_and_the_card_says_how_far(page: Page, car
             card = page.locator(".question")
             button = card.get_by_role("button", name=name)
             expect(button).to_have_accessible_description(re.compile(f"may call clock with any arguments {allows} "))
-            expect(card.locator(".scopes")).to_contain_text("because of 'rule: ask clock zone=Europe/*'")
+            expect(card.locator(".scopes")).to_contain_text("the only reason to ask is 'rule: ask clock zone=Europe/*'")
             if name == "Always allow":
                 page.keyboard.press("Alt+q")
                 page.keyboard.press("a")

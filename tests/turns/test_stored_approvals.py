@@ -126,7 +126,9 @@ async def test_the_question_states_what_each_approval_allows(home: Path, model: 
     deeds = EffectRecord()
     async with asking(home, model, deeds) as gateway:
         await gateway.know(ADAM)
-        whole = "The agent main may call push with any arguments in {} without being asked again because of"
+        whole = (
+            "The agent main may call push with any arguments in {} without asking, as long as the only reason to ask is"
+        )
         for person, scopes in ((ANNA, 2), (ADAM, 3), (OWNER, 3)):
             turn, [question] = await ask(gateway, principal=person.id)
             said = [(choice.scope, choice.allows) for choice in question.scopes]
@@ -434,7 +436,7 @@ async def test_tasks_of_a_conversation_are_covered_by_its_approval_and_by_no_loo
         await approve(gateway, "always", direct, agent="helper", name="direct")
         views: list[QuestionView] = []
         assert await is_asked(gateway, work, scope="conversation", seen=views, name="tasks")
-        assert views[0].scopes[1].allows.endswith("because of 'rule: ask push' and 'main: rule: ask push'.")
+        assert views[0].scopes[1].allows.endswith("reasons to ask are 'rule: ask push' and 'main: rule: ask push'.")
         assert not await is_asked(gateway, work, name="tasks")
         assert not await is_asked(gateway, direct, agent="helper", name="direct")
         assert await is_asked(gateway, work, name="another")

@@ -9,6 +9,8 @@ import click
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import local_time, plural, print_json, strip_controls
 
+_ANSWERS = {"conversation": "approve conversation", "always": "approve always"}
+
 
 @click.group("approvals")
 def command() -> None:
@@ -23,7 +25,7 @@ def command() -> None:
 def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
     """List everything that is waiting for your answer, in full, oldest first."""
     from tidegate.cli.client import GatewayClient
-    from tidegate.cli.terminal.questions import heading, question_lines
+    from tidegate.cli.terminal.questions import heading, question_lines, scope_lines
     from tidegate.gateway import command_hint
 
     found = GatewayClient(home).call("GET", "/api/approvals", query={"session": session, "limit": limit})
@@ -35,6 +37,7 @@ def list_(session: str | None, limit: int, home: Path, as_json: bool) -> None:
         for question in found["approvals"]:
             print(heading(question))
             print("\n".join(f"    {line}" for line in question_lines(question)))
+            print("".join(f"  {line}\n" for line in scope_lines(question, _ANSWERS)), end="")
         how = command_hint(home, "approvals answer ID ANSWER")
         print(
             f"Answer with {how}; ANSWER is approve [conversation|always], deny [REASON], or the answer to a question."

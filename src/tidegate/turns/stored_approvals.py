@@ -135,8 +135,11 @@ def allowed(offer: RuleOffer, scope: ApprovalScope, person: str) -> str:
         f"call {offer.tool} with any arguments" if offer.digest is None else f"repeat exactly this {offer.tool} call"
     )
     where = "in this conversation" if scope == "conversation" else f"in every conversation of {person}"
-    reasons = " and ".join(repr(reason) for reason in _reasons(offer))
-    return f"The agent {offer.agent} may {calls} {where} without being asked again because of {reasons}."
+    reasons = [repr(reason) for reason in _reasons(offer)]
+    only = f"the only reason to ask is {reasons[0]}"
+    if len(reasons) > 1:
+        only = f"the only reasons to ask are {' and '.join(reasons)}"
+    return f"The agent {offer.agent} may {calls} {where} without asking, as long as {only}."
 
 
 def _reasons(offer: RuleOffer) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
@@ -21,7 +21,7 @@ _POLL_SECONDS = 1.0  # interval for checking whether the question was answered e
 _LINE_BYTES = 65536
 _YES = ("y", "yes", "approve", "approved")
 _SCOPES = {"c": "conversation", "conversation": "conversation", "always": "always"}  # nobody stores a rule by one key
-_FURTHER = {"conversation": "c for this conversation", "always": "always for all conversations"}
+_WORDS = {"conversation": "c", "always": "always"}
 _NO = ("n", "no", "deny", "denied")
 _COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
 
@@ -44,6 +44,8 @@ class QuestionPrompt:
         self._printer.note(f"{who} asks{' for your approval' if question['kind'] == 'approval' else ''}:")
         for line in question_lines(question):
             self._printer.line(f"    {line}")
+        for line in scope_lines(question, _WORDS):
+            self._printer.line(line)
         while self._is_open(id):
             reply = self._read(id, f"{hint(question)} ? ")
             if reply is None:
@@ -92,14 +94,19 @@ class QuestionPrompt:
 
 
 def question_lines(question: dict[str, Any]) -> list[str]:
-    """Returns the lines of the complete question, with numbered choices or what else can be approved."""
+    """Returns the lines of the complete question, with numbered choices."""
     lines = strip_controls(question["summary"]).split("\n")
-    further = [each for each in question.get("scopes", ()) if each["scope"] != "call"]
     return [
         *lines,
         *(f"{number}. {strip_controls(choice)}" for number, choice in enumerate(question.get("choices", ()), 1)),
-        *(f"{each['scope']}: {strip_controls(each['allows'])}" for each in further),
     ]
+
+
+def scope_lines(question: dict[str, Any], words: Mapping[str, str]) -> list[str]:
+    """Returns a line for each larger scope: the word that approves with it, and what it then allows. The lines must be
+    indented less than those of the question, which could otherwise imitate them."""
+    scopes = [each for each in question.get("scopes", ()) if each["scope"] in words]
+    return [f"{words[each['scope']]}: {strip_controls(each['allows'])}" for each in scopes]
 
 
 def heading(question: dict[str, Any]) -> str:
@@ -112,8 +119,9 @@ def heading(question: dict[str, Any]) -> str:
 def hint(question: dict[str, Any]) -> str:
     """Returns the possible replies, for the prompt."""
     if question["kind"] == "approval":
-        further = [_FURTHER[each["scope"]] for each in question.get("scopes", ()) if each["scope"] in _FURTHER]
-        return ", ".join(["y approves" + " this call" * bool(further), *further, "n [REASON] denies"])
+        further = [_WORDS[each["scope"]] for each in question.get("scopes", ()) if each["scope"] in _WORDS]
+        once = "y approves this call" if further else "y approves"
+        return ", ".join([once, *(f"{word} more" for word in further), "n [REASON] denies"])
     return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"
 
 
