@@ -206,7 +206,7 @@ def test_an_approval_for_the_conversation_or_for_good_is_given_at_the_terminal(c
         shown = " ".join(terminal.until("denies \\? ").split())
         assert "Europe/Paris c: The agent main may call clock with any arguments in this conversation" in shown
         assert "always: The agent main may call clock with any arguments in every conversation of owner" in shown
-        assert "y approves this call, c more, always more, n" in shown
+        assert "y approves this call, c for this conversation, always for all, n" in shown
         terminal.type("a\r")
         terminal.until("Not understood")
         terminal.until("denies \\? ")

@@ -22,6 +22,7 @@ _LINE_BYTES = 65536
 _YES = ("y", "yes", "approve", "approved")
 _SCOPES = {"c": "conversation", "conversation": "conversation", "always": "always"}  # nobody stores a rule by one key
 _WORDS = {"conversation": "c", "always": "always"}
+_FURTHER = {"conversation": "c for this conversation", "always": "always for all"}
 _NO = ("n", "no", "deny", "denied")
 _COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
 
@@ -119,9 +120,8 @@ def heading(question: dict[str, Any]) -> str:
 def hint(question: dict[str, Any]) -> str:
     """Returns the possible replies, for the prompt."""
     if question["kind"] == "approval":
-        further = [_WORDS[each["scope"]] for each in question.get("scopes", ()) if each["scope"] in _WORDS]
-        once = "y approves this call" if further else "y approves"
-        return ", ".join([once, *(f"{word} more" for word in further), "n [REASON] denies"])
+        further = [_FURTHER[each["scope"]] for each in question.get("scopes", ()) if each["scope"] in _FURTHER]
+        return ", ".join(["y approves this call" if further else "y approves", *further, "n [REASON] denies"])
     return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"
 
 

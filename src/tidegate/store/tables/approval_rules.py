@@ -15,7 +15,7 @@ from tidegate.errors import Conflict
 from tidegate.store.interface import Db
 from tidegate.store.rows import LISTED, ApprovalRuleRow, RuleOffer, encode
 from tidegate.store.tables import audit
-from tidegate.store.tables.turns import refusal
+from tidegate.store.tables.turns import conversation, refusal
 
 RULES_EACH = 500
 """The maximum number of rules in one conversation, and of one person's rules for all conversations. Nobody keeps an
@@ -65,13 +65,13 @@ def put(
     audit.append(db, "rule", "stored", now, subject=f"{id} {approval} {offer.tool}", principal=by, session=session)
 
 
-def of_tool(db: Db, offer: RuleOffer, digest: bytes, conversation: str) -> list[ApprovalRuleRow]:
+def of_tool(db: Db, offer: RuleOffer, digest: bytes, here: str) -> list[ApprovalRuleRow]:
     """Returns the rules that might allow the call with this digest: those for the same person, agent and tool, and for
-    this call or every call, the oldest first."""
+    this call or every call, the oldest first. `here` is the call's conversation."""
     rows = db.execute(
         f"{_ROWS} WHERE principal = ? AND agent = ? AND tool = ? AND (digest IS NULL OR digest = ?)"
         " AND (approval_rules.session IS NULL OR approval_rules.session = ?) ORDER BY given, approval_rules.id",
-        (offer.principal, offer.agent, offer.tool, digest, conversation),
+        (offer.principal, offer.agent, offer.tool, digest, here),
     )
     return [_row(row) for row in rows]
 
@@ -93,7 +93,8 @@ def use(db: Db, id: str, *, turn: str, step: str, session: str, digest: bytes, n
     tool = db.execute("UPDATE approval_rules SET used = ?, uses = uses + 1 WHERE id = ? RETURNING tool", (now, id)).get
     if tool is None:
         return False
-    audit.append(db, "rule", "used", now, subject=f"{id} {tool} {turn} {step}", session=session, of=digest)
+    here = conversation(db, session)
+    audit.append(db, "rule", "used", now, subject=f"{id} {tool} {turn} {step}", session=here, of=digest)
     return True
 
 
@@ -143,10 +144,11 @@ def remove(db: Db, id: str, *, principal: str | None, by: str, now: float) -> bo
     """Removes the rule if it is this principal's or was given by them; `principal=None` is the operator's removal.
     Returns False if there is no such rule."""
     whose, values = ("", ()) if principal is None else (" AND (principal = ?2 OR given_by = ?2)", (principal,))
-    tool = db.execute(f"DELETE FROM approval_rules WHERE id = ?1{whose} RETURNING tool", (id, *values)).get
-    if tool is None:
+    found = db.execute(f"DELETE FROM approval_rules WHERE id = ?1{whose} RETURNING tool, session", (id, *values)).get
+    if found is None:
         return False
-    audit.append(db, "rule", "removed", now, subject=f"{id} {tool}", principal=by)
+    tool, session = found
+    audit.append(db, "rule", "removed", now, subject=f"{id} {tool}", principal=by, session=session)
     return True
 
 
