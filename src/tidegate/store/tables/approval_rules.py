@@ -135,11 +135,6 @@ def listing(
     return [_row(row) for row in rows]
 
 
-def get(db: Db, id: str) -> ApprovalRuleRow | None:
-    row = db.execute(f"{_ROWS} WHERE approval_rules.id = ?", (id,)).get
-    return None if row is None else _row(row)
-
-
 def remove(db: Db, id: str, *, principal: str | None, by: str, now: float) -> bool:
     """Removes the rule if it is this principal's or was given by them; `principal=None` is the operator's removal.
     Returns False if there is no such rule."""
