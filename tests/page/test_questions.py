@@ -220,7 +220,7 @@ def test_an_approval_may_reach_further_and_the_card_says_how_far(page: Page, car
         page.goto(f"{careful.origin}/")
         say(page, CLOCK)
         send(page, "run echo exactly")
-        expect(card.locator(".scopes")).to_contain_text("may repeat exactly this terminal call in this conversation")
+        expect(card.locator(".scopes")).to_contain_text("may repeat exactly this call of terminal in this conversation")
         card.get_by_role("button", name="Allow in this").click()
         expect(page.locator(".answer .markdown")).to_have_count(2)
         say(page, "run echo exactly")

@@ -118,7 +118,7 @@ async def test_a_tool_that_executes_is_covered_only_with_exactly_the_same_argume
             assert await is_asked(gateway, f'[tool build {{"what": "{what}"}}] [say done]', name="other")
         assert deeds.done == ["b", "b"]
         [rule] = await stored(gateway)
-        assert rule.call == "build\nwhat: b" and "repeat exactly this build call" in rule.allows
+        assert rule.call == "build\nwhat: b" and "repeat exactly this call of build in" in rule.allows
 
 
 async def test_the_question_states_what_each_approval_allows(home: Path, model: ScriptedModel) -> None:
@@ -355,12 +355,12 @@ async def test_an_approval_in_a_sandbox_does_not_hold_without_one(home: Path, mo
         assert await is_asked(gateway, BUILD)
 
 
-def _drawn(description: str) -> Toolset:
+def _drawn(description: str, owner: str) -> Toolset:
     async def draw(ctx: ToolContext, *, what: str = "") -> str:
         return "drawn"
 
     draw.__doc__ = description
-    return Toolset([tool(effect="write")(draw)])
+    return Toolset([tool(effect="write", owner=owner)(draw)])
 
 
 async def test_a_changed_definition_of_the_tool_voids_its_rules_for_good(home: Path, model: ScriptedModel) -> None:
@@ -370,8 +370,8 @@ async def test_a_changed_definition_of_the_tool_voids_its_rules_for_good(home: P
         'approvals = "autonomous"', 'approvals = "balanced"\nrules = ["ask push"]'
     )
 
-    def gateway_with(description: str) -> Any:
-        toolsets = {"deeds": EffectRecord().toolset(), "drawings": _drawn(description)}
+    def gateway_with(description: str, owner: str = "the server A") -> Any:
+        toolsets = {"deeds": EffectRecord().toolset(), "drawings": _drawn(description, owner)}
         return core(home, model=model, toml=toml, toolsets=toolsets)
 
     async with gateway_with("Draws a line.") as gateway:
@@ -379,6 +379,8 @@ async def test_a_changed_definition_of_the_tool_voids_its_rules_for_good(home: P
         await approve(gateway, "always", draw)
         await approve(gateway, "always")
         assert not await is_asked(gateway, draw)
+        [rule] = [rule for rule in await stored(gateway) if rule.tool == "draw"]
+        assert "may call draw (of the server A) with any arguments" in rule.allows
     async with gateway_with("Draws a line, and sends it to a printer.") as gateway:
         assert await is_asked(gateway, draw)
         assert [rule.tool for rule in await stored(gateway)] == ["push"]
@@ -386,6 +388,9 @@ async def test_a_changed_definition_of_the_tool_voids_its_rules_for_good(home: P
         assert event.subject.endswith(" draw")
     async with gateway_with("Draws a line.") as gateway:
         assert await is_asked(gateway, draw) and not await is_asked(gateway)
+        await approve(gateway, "always", draw)
+    async with gateway_with("Draws a line.", "the server B") as gateway:
+        assert await is_asked(gateway, draw)
 
 
 async def test_a_tool_that_asks_by_default_needs_approval_even_if_it_only_reads(

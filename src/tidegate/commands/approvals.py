@@ -1,4 +1,5 @@
-"""Commands that answer an agent's questions and approval requests: approve, deny, answer.
+"""Commands that answer an agent's questions and approval requests: approve, deny, answer; and that list and remove
+stored approvals: rules.
 
 The id can be omitted if only one question is open in this conversation or, before the first message, in all of the
 user's conversations.
@@ -14,6 +15,9 @@ from tidegate.values import ApprovalScope
 
 LISTED = 10
 """Maximum number of open questions in a list."""
+
+RULES_LISTED = 50
+"""Maximum number of stored approvals in a list."""
 
 LINE_CHARACTERS = 80
 """Maximum length of each line in the list."""
@@ -41,6 +45,25 @@ async def answer(context: CommandContext, words: str) -> CommandReply:
     if not text:
         raise Refused("The answer is missing: use /answer TEXT or /answer NUMBER.", code="missing_argument")
     return await _answer(context, id, "answered", text, "Answered")
+
+
+async def rules(context: CommandContext, words: str) -> CommandReply:
+    stored = context.service.questions.stored
+    verb, _, id = words.partition(" ")
+    if verb == "remove" and id.strip():
+        await stored.remove(id.strip(), context.principal)
+        return CommandReply(text="Removed. The agent asks again.", session=context.session)
+    if words:
+        raise Refused("Use /rules or /rules remove ID.", code="bad_argument")
+    found = await stored.listing(context.principal, person=context.principal.id, limit=RULES_LISTED + 1)
+    lines = []
+    for rule in found[:RULES_LISTED]:
+        lines.append(f"{rule.id}  {rule.allows}" + (f"\n    {_shortened(rule.call)}" if rule.call else ""))
+    if len(found) > RULES_LISTED:
+        lines.append("…")
+    return CommandReply(
+        text="\n".join(lines) or "No approval is stored for your conversations.", session=context.session
+    )
 
 
 async def _answer(
@@ -92,7 +115,11 @@ def listing(questions: list[QuestionView]) -> str:
 
 
 def first_line(question: QuestionView) -> str:
-    line = " ".join(question.summary.split())
+    return _shortened(question.summary)
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
     return line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…"
 
 
@@ -123,5 +150,11 @@ COMMANDS = (
         arguments="[ID] TEXT|NUMBER",
         help="Answer the agent's question: with one of its choices or, if it has none, in your own words.",
         handler=answer,
+    ),
+    SlashCommand(
+        name="rules",
+        arguments="[remove ID]",
+        help="List what agents may do in your conversations without asking again, or remove an entry.",
+        handler=rules,
     ),
 )

@@ -23,6 +23,7 @@ from tidegate.store import (
     principals,
     turns,
 )
+from tidegate.tools import DEFAULT_OWNER
 from tidegate.values import ApprovalScope, Frozen, ScopeChoice
 
 CONTAINED = "workspace"
@@ -131,9 +132,8 @@ def choices(offer: RuleOffer | None, person: str, approver: Principal) -> tuple[
 
 def allowed(offer: RuleOffer, scope: ApprovalScope, person: str) -> str:
     """Returns what an approval with this scope allows, in one sentence."""
-    calls = (
-        f"call {offer.tool} with any arguments" if offer.digest is None else f"repeat exactly this {offer.tool} call"
-    )
+    tool = offer.tool if offer.origin == DEFAULT_OWNER else f"{offer.tool} (of {offer.origin})"
+    calls = f"call {tool} with any arguments" if offer.digest is None else f"repeat exactly this call of {tool}"
     where = "in this conversation" if scope == "conversation" else f"in every conversation of {person}"
     reasons = [repr(reason) for reason in _reasons(offer)]
     only = f"the only reason to ask is {reasons[0]}"
