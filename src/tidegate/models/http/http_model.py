@@ -176,14 +176,16 @@ class HttpModel:
             if response.content_type == "application/json":
                 answer.whole(await self._read_whole(response))
                 return
-            while not answer.done:
-                received = await response.read()
-                if not received:
-                    answer.end()
-                    break
+
+            def consume(received: bytes) -> bool:
+                nonlocal begun
                 begun = True
                 answer.feed(received)
-                received = b""  # free it: it may be large, and the next piece may take long
+                return answer.done
+
+            await response.deliver(consume)
+            if not answer.done:
+                answer.end()
             if not answer.complete:
                 raise self._cut(response)
             if not response.complete:

@@ -13,7 +13,15 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from tidegate.http_client import ConnectionFailed, IncomingResponse, Lease, Target, Timeouts, Transport
+from tidegate.http_client import (
+    ConnectionFailed,
+    DeliveryByReading,
+    IncomingResponse,
+    Lease,
+    Target,
+    Timeouts,
+    Transport,
+)
 from tidegate.models.recording.recording_file import (
     BODY_BYTES,
     FILE_BYTES,
@@ -166,7 +174,7 @@ class _Exchange:
         self._writer.write(make, self._held)
 
 
-class _Recorded:
+class _Recorded(DeliveryByReading):
     """A wrapper around a response that records what is read from it."""
 
     def __init__(self, response: IncomingResponse, exchange: _Exchange) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from anyio import to_thread
 
 from tidegate.errors import Misconfigured, ModelFailed
-from tidegate.http_client import ConnectionFailed, IncomingResponse, Lease, Target, Timeouts
+from tidegate.http_client import ConnectionFailed, DeliveryByReading, IncomingResponse, Lease, Target, Timeouts
 from tidegate.models.http.error_body import retry_after_of
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.recording.difference import Difference, described
@@ -184,7 +184,7 @@ class TransportReplayer:
         return None if best is None else best[1:]
 
 
-class ReplayedResponse:
+class ReplayedResponse(DeliveryByReading):
     def __init__(
         self, path: Path, answered: RecordedAnswer, pieces: Sequence[bytes], headers: Mapping[str, str]
     ) -> None:
