@@ -273,6 +273,24 @@ def test_an_argument_cannot_imitate_what_an_approval_allows(careful: GatewayProc
         assert terminal.leave(process) == 0
 
 
+def test_a_kill_after_the_answer_loses_neither_the_answer_nor_what_it_allows(tmp_path: Path) -> None:
+    """S31, F4: the next process runs the approved call, and asks no more."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(CAREFUL)
+    with gateway(home) as first:
+        question = begin(first, CLOCK)
+        first.call("POST", f"/api/approvals/{question['id']}", {"decision": "approved", "scope": "always"})
+        first.signal(signal.SIGKILL)
+        first.wait()
+    with gateway(home) as second:
+        assert "The clock says" in answer_of(second, question["turn"])
+        sent = second.call("POST", "/api/messages", {"text": CLOCK, "attended": False})
+        assert "Europe/Paris" in answer_of(second, sent["turn"])
+        [rule] = second.call("GET", "/api/approval-rules")["rules"]
+        assert rule["uses"] == 1
+
+
 def test_nobody_is_asked_in_a_pipe(careful: GatewayProcess) -> None:
     """X11: an action that needs approval is not run, and the script does not hang."""
     run = tidegate("chat", home=careful.home, input=f"{CLOCK}\n{QUESTION}\n")
