@@ -228,6 +228,15 @@ async def test_a_truncated_or_invalid_response_fails_and_closes_the_connection(a
     assert await trouble(Wire(answer, *[b""] * (what == "foreign"))) == what
 
 
+async def test_a_client_that_keeps_no_connection_tells_the_server() -> None:
+    one = OK + b"Content-Length: 3\r\n\r\nabc"
+    wire = Wire(one, one)
+    async with wire.serve() as origin, HttpClient(keepalive=0) as clients:
+        assert await read_body(await ask(clients, origin)) == b"abc"
+        await until_open(clients, 0)
+    assert b"\r\nConnection: close\r\n" in wire.heads[0]
+
+
 async def test_extra_bytes_after_a_response_close_the_connection() -> None:
     """A second response would be taken for the next request's."""
     one = OK + b"Content-Length: 3\r\n\r\nabc"

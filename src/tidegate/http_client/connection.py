@@ -28,7 +28,7 @@ _REFUSED = 300
 """From this status on, a response that arrives early means that the server does not want the rest of the request."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """An open connection. `idle` is called when it can carry another request, and `lost` when it is closed."""
 
     __slots__ = ("_drained", "_idle", "_lost", "_paused", "_response", "idle_since", "transport", "used")
@@ -37,8 +37,8 @@ class Connection(asyncio.Protocol):
         self,
         transport: asyncio.Transport,
         *,
-        idle: Callable[["Connection"], None],
-        lost: Callable[["Connection", Exception | None], None],
+        idle: Callable[["ClientConnection"], None],
+        lost: Callable[["ClientConnection", Exception | None], None],
     ) -> None:
         self.transport = transport
         self.used = False

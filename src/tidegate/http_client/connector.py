@@ -17,7 +17,7 @@ import aiohttp.connector
 from yarl import URL
 
 from tidegate.http_client.address_guard import NOT_PUBLIC, AddressGuard
-from tidegate.http_client.connection import Connection
+from tidegate.http_client.connection import ClientConnection
 from tidegate.http_client.interface import ConnectionFailed, Target
 
 NEXT_ADDRESS_SECONDS = 0.25
@@ -57,10 +57,10 @@ class Connector:
         target: Target,
         context: ssl.SSLContext | None,
         seconds: float,
-        idle: Callable[[Connection], None],
-        lost: Callable[[Connection], None],
-    ) -> Connection:
-        """Returns a new connection to a target. `idle` and `lost` are called as `Connection` says. Raises
+        idle: Callable[[ClientConnection], None],
+        lost: Callable[[ClientConnection], None],
+    ) -> ClientConnection:
+        """Returns a new connection to a target. `idle` and `lost` are called as `ClientConnection` says. Raises
         ConnectionFailed."""
         try:
             request = aiohttp.ClientRequest(
@@ -82,12 +82,12 @@ class Connector:
             made.close()
             raise ConnectionFailed("foreign", "the server spoke first")
 
-        def closed(connection: Connection, error: Exception | None) -> None:
+        def closed(connection: ClientConnection, error: Exception | None) -> None:
             protocol.connection_lost(error)
             made.close()
             lost(connection)
 
-        connection = Connection(transport, idle=idle, lost=closed)
+        connection = ClientConnection(transport, idle=idle, lost=closed)
         transport.set_protocol(connection)
         return connection
 

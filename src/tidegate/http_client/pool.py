@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tidegate.http_client.address_guard import AddressGuard
-from tidegate.http_client.connection import WHOLE_BYTES, Connection, request_head
+from tidegate.http_client.connection import WHOLE_BYTES, ClientConnection, request_head
 from tidegate.http_client.connector import Connector
 from tidegate.http_client.interface import IncomingResponse, Target, Timeouts
 from tidegate.http_client.response import CompressedResponse, Response
@@ -37,8 +37,8 @@ class Pool:
         self._upload_rate = upload_rate
         self._loop = asyncio.get_running_loop()
         self._connector = Connector(guard, resolver)
-        self._open: set[Connection] = set()
-        self._idle: dict[_Server, list[Connection]] = {}
+        self._open: set[ClientConnection] = set()
+        self._idle: dict[_Server, list[ClientConnection]] = {}
         """The idle connections to each server, the one that was used last at the end."""
         self._timer: asyncio.TimerHandle | None = None
 
@@ -91,7 +91,7 @@ class Pool:
             encoding = response.headers.get("content-encoding", "").strip().lower()
             return response if encoding in ("", "identity") else CompressedResponse(response, encoding)
 
-    def _take(self, server: _Server) -> Connection | None:
+    def _take(self, server: _Server) -> ClientConnection | None:
         """Returns an idle connection to a server, or None."""
         while waiting := self._idle.get(server):
             connection = waiting.pop()
@@ -103,7 +103,7 @@ class Pool:
 
     async def _connect(
         self, server: _Server, target: Target, context: ssl.SSLContext | None, seconds: float
-    ) -> Connection:
+    ) -> ClientConnection:
         if self.open_sockets >= self._limit and self._idle:
             min((each[0] for each in self._idle.values()), key=lambda each: each.idle_since).transport.abort()
         connection = await self._connector.connect(
@@ -112,7 +112,7 @@ class Pool:
         self._open.add(connection)
         return connection
 
-    def _keep(self, server: _Server, connection: Connection) -> None:
+    def _keep(self, server: _Server, connection: ClientConnection) -> None:
         if not self._keepalive or self.open_sockets > self._limit:
             connection.transport.abort()
             return
@@ -131,7 +131,7 @@ class Pool:
         due = min((each.idle_since for each in waiting if each.idle_since > oldest), default=None)
         self._timer = None if due is None else self._loop.call_at(due + self._keepalive, self._expire)
 
-    def _lost(self, server: _Server, connection: Connection) -> None:
+    def _lost(self, server: _Server, connection: ClientConnection) -> None:
         self._open.discard(connection)
         if connection in (waiting := self._idle.get(server, [])):
             waiting.remove(connection)

@@ -16,7 +16,7 @@ from tidegate.http_client.decoding import BrokenEncoding, Decoder
 from tidegate.http_client.interface import ConnectionFailed, DeliveryByReading, Timeouts, Trouble
 
 if TYPE_CHECKING:
-    from tidegate.http_client.connection import Connection
+    from tidegate.http_client.connection import ClientConnection
 
 READ_AHEAD_BYTES = 64 * 1024
 """Reading from the socket stops when more bytes of a body wait for their reader."""
@@ -43,7 +43,7 @@ class Response(DeliveryByReading):
         "begun", "complete", "headers", "on_close", "sent", "status",
     )  # fmt: skip
 
-    def __init__(self, connection: "Connection", waits: Timeouts, patience: float) -> None:
+    def __init__(self, connection: "ClientConnection", waits: Timeouts, patience: float) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.begun = self.complete = False

@@ -1,6 +1,6 @@
-"""A transport that records model traffic while it passes through.
+"""A transport that records the model traffic passing through it.
 
-Requests and answers are never affected, even if the file cannot be written. Every exchange is written when it starts
+Requests and answers are never affected, even if the file cannot be written. Each exchange is recorded when it starts
 and again when it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its
 file while it is entered; the underlying transport belongs to the caller.
 """
@@ -39,8 +39,8 @@ from tidegate.status_report import RecorderStatus
 
 
 class TransportRecorder:
-    """Records the traffic of another transport. `referred` has the lower-case names of headers whose values are secret
-    references in the settings."""
+    """Records the traffic of another transport. `referred` contains the lower-case names of headers whose values are
+    references to secrets in the settings."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class TransportRecorder:
         return _Recorded(response, exchange)
 
     def _asked(self, number: int, when: str, target: Target, body: Sequence[bytes], size: int) -> RecordedRequest:
-        """Returns the line of a request. Runs in the writer's thread."""
+        """Returns the line for a request. Runs in the writer's thread."""
         origin, path, headers = redacted_head(target, self._referred, self._redactor)
         content = redacted_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
@@ -134,7 +134,7 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Records a piece of the body. Once one piece is left out, all later pieces are left out as well."""
+        """Records a piece of the body. Once a piece has been left out, all later pieces are left out as well."""
         if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
@@ -144,7 +144,7 @@ class _Exchange:
         self._held += len(data)
 
     def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
-        """Writes the line of the answer. Calls after the first have no effect."""
+        """Writes the line for the answer. Only the first call has an effect."""
         if self._ended:
             return
         self._ended = True
@@ -158,7 +158,7 @@ class _Exchange:
             told, missing = pieces, left_out
             try:
                 stripped = redacted_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
-            except RecursionError:  # it cannot be searched for secrets, so it is not written
+            except RecursionError:  # the body cannot be searched for secrets, so it is not written
                 told, stripped, missing = [], [], missing + sum(len(data) for _, data in told)
             return RecordedAnswer(
                 id=number,

@@ -15,7 +15,7 @@ from tidegate.errors import Conflict
 from tidegate.store.interface import Db
 from tidegate.store.rows import LISTED, ApprovalRuleRow, RuleOffer, encode
 from tidegate.store.tables import audit
-from tidegate.store.tables.turns import conversation, refusal
+from tidegate.store.tables.turns.turns import conversation, refusal
 
 RULES_EACH = 500
 """The maximum number of rules in one conversation, and of one person's rules for all conversations. Nobody keeps an

@@ -1,9 +1,9 @@
 """`/api/approvals`: agents' approval requests and questions, and the users' answers; `/api/approval-rules`: the
 approvals that are stored.
 
-Users see and answer only their own; requests for those of other users get 404, whatever the caller's role. The first
-answer from any client counts, and repeating it changes nothing. Users see and remove the stored approvals of their own
-conversations, the owner those of everybody. Lists are bounded and say whether there are more entries.
+Users see and answer only their own; requests for another user's get 404, whatever the caller's role. The first answer
+from any client counts; repeating it changes nothing. Users see and remove the stored approvals of their own
+conversations, the owner everybody's. Lists are bounded and say whether there are more entries.
 """
 
 from typing import Annotated, Literal
@@ -31,7 +31,7 @@ class ApprovalsQuery(msgspec.Struct):
 
 
 class ApprovalsAnswer(msgspec.Struct, frozen=True):
-    """The approvals and questions that wait for your answer, oldest first."""
+    """The approvals and questions that are waiting for your answer, oldest first."""
 
     approvals: list[QuestionView]
     more: bool
@@ -40,8 +40,8 @@ class ApprovalsAnswer(msgspec.Struct, frozen=True):
 
 class AnswerIn(msgspec.Struct):
     """Your decision. Use `approved` or `denied` for an approval, with an optional reason in `text`. Use `answered` for
-    a question, with the answer in `text`. If the question has choices, the answer is one of them or its number.
-    `scope` is one of the request's `scopes`, which say what each allows: only this call, further calls in this
+    a question, with the answer in `text`. If the question has choices, the answer must be one of them or its number.
+    `scope` is one of the request's `scopes`, which state what each allows: only this call, further calls in this
     conversation, or further calls in all conversations of the same user."""
 
     decision: Literal["approved", "denied", "answered"]
