@@ -458,6 +458,17 @@ class Notice(Frozen, frozen=True, tag="notice"):
     text: str
 
 
+ApprovalScope = Literal["call", "conversation", "always"]
+"""What an approval applies to: only its call, the rest of the conversation, or all conversations of the same person."""
+
+
+class ScopeChoice(Frozen, frozen=True):
+    """A scope with which an approval can be given. `allows` states what is then allowed, in one sentence."""
+
+    scope: ApprovalScope
+    allows: str
+
+
 class QuestionAsked(Frozen, frozen=True, tag="asked"):
     """The turn is waiting for a person to approve an exact action or to answer a question. Clients that connect later
     receive the question again, with the same id. The question is closed when the turn ends, if not before. Followers of
@@ -474,6 +485,8 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
     agent: str = ""
     for_owner: bool = False
     """True if only the gateway's owner may answer."""
+    scopes: tuple[ScopeChoice, ...] = ()
+    """The scopes with which whoever may answer can approve the action; empty for a question."""
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):

@@ -10,6 +10,7 @@ import signal
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tidegate.agent import Conversation
 from tidegate.store import (
     Db,
     SummaryRow,
+    approval_rules,
     approvals,
     audit,
     messages,
@@ -61,6 +63,8 @@ tasks given to other agents         | ended     | continues | continues       | 
 the resident                        | stays     | removed   | removed         | removed   | removed      | removed
 settings of the session             | stays     | stays     | stays           | stays     | removed      | removed
 a pending approval                  | stays     | stays     | stays           | stays     | cancelled    | removed
+an approval for the conversation    | stays     | stays     | stays           | stays     | removed      | removed
+an approval for all conversations   | stays     | stays     | stays           | stays     | stays        | stays
 a queued message                    | stays     | stays     | stays           | stays     | refused      | removed
 the transcript                      | stays     | stays     | stays           | stays     | read-only    | removed
 summaries                           | stays     | stays     | stays           | stays     | stays        | removed
@@ -104,7 +108,7 @@ model = "main"
 approvals = "autonomous"
 tools = ["clock", "files", "terminal", "delegate", "memory"]
 delegates = ["helper"]
-rules = ["ask clock zone=Europe/*"]
+rules = ["ask clock zone=Europe/*", "ask *_file path=asked"]
 [agents.helper]
 model = "main"
 tools = ["clock"]
@@ -148,6 +152,17 @@ class Caller:
 
     async def is_answered(self, turn: str) -> bool:
         return (await self.call("GET", f"/api/turns/{turn}"))["state"] == "answered"
+
+    async def approve(self, scope: str) -> None:
+        """Approve what is asked next."""
+        found: list[dict[str, Any]] = []
+
+        async def is_asked() -> bool:
+            found[:] = (await self.call("GET", "/api/approvals"))["approvals"]
+            return bool(found)
+
+        await self.until(is_asked)
+        await self.call("POST", f"/api/approvals/{found[0]['id']}", {"decision": "approved", "scope": scope})
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         with anyio.fail_after(WAIT):
@@ -194,6 +209,13 @@ class Scene:
         await caller.send("/reasoning low", self.idle)
         await caller.say('[tool remember {"text": "likes tea", "about": "person"}] [say done]', self.idle)
         written = json.dumps({"path": "mine.txt", "content": "x"})
+        for scope, call in (
+            ("conversation", 'write_file {"path": "asked", "content": "x"}'),
+            ("always", 'read_file {"path": "asked"}'),
+        ):
+            sent = await caller.send(f"[tool {call}] [say done]", self.idle)
+            await caller.approve(scope)
+            await caller.until(partial(caller.is_answered, sent["turn"]))
         self.elsewhere = await caller.say(f"[tool write_file {written}] [say done]", agent="project")
         self.asking = (await caller.send('[tool clock {"zone": "Europe/Paris"}] [say done]'))["session"]
         sent = await caller.send(f"{task('helper', '[hold gate] [say found]')} [say done]")
@@ -234,6 +256,7 @@ class Scene:
         owner = principals.by_name(db, "owner")
         assert owner is not None
         asked = approvals.of_session(db, self.asking, principal=None)
+        rules = {rule.session for rule in approval_rules.listing(db)}
         turn, queued = turns.get(db, self.turn), turns.get(db, self.queued)
         said = bool(messages.page(db, self.idle))
         prefix = row.prefix if row is not None else None
@@ -244,6 +267,8 @@ class Scene:
             "a running turn": {"answered": "ended"}.get(turn.state, turn.state) if turn is not None else "removed",
             "settings of the session": _left("reasoning" in chosen),
             "a pending approval": {"open": "stays"}.get(asked[0].state, asked[0].state) if asked else "removed",
+            "an approval for the conversation": _left(self.idle in rules),
+            "an approval for all conversations": _left(None in rules),
             "a queued message": {"refused": "refused"}.get(queued.state, "stays") if queued is not None else "removed",
             "the transcript": "removed" if not said else "read-only" if row is None or row.ended else "stays",
             "summaries": _left(bool(summaries.shown(db, self.idle))),

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.store.rows import OWNER, answered, ask, complete_turn, new_session, new_turn, user_message
+from tests.store.rows import OFFER, OWNER, answered, ask, complete_turn, new_session, new_turn, user_message
 from tidegate.recall import recall as recalling
 from tidegate.store import (
     AllWords,
@@ -16,6 +16,7 @@ from tidegate.store import (
     StopRequest,
     Store,
     SummaryRow,
+    approval_rules,
     approvals,
     audit,
     dialect,
@@ -52,6 +53,7 @@ GROWING = (
     "intents",
     "settings",
     "approvals",
+    "approval_rules",
     "outbox",
     "processes",
     "workspaces",
@@ -140,6 +142,25 @@ def own(db: Db, session: str, turn: str) -> None:
     approvals.open_of(db, session, 2.0)
     approvals.answer(db, "ap_1", decision="approved", principal=OWNER, role="user", now=2.0)
     approvals.expire(db, 2.0, 10)
+    for number, scope in enumerate(("conversation", "always")):
+        ask(db, session, f"ap_1{number}", turn=turn, offer=OFFER)
+        approvals.answer(
+            db,
+            f"ap_1{number}",
+            decision="approved",
+            principal=OWNER,
+            role="user",
+            now=2.0,
+            scope=scope,
+            rule=f"ar_{number}",
+        )
+    [first, _] = approval_rules.of_tool(db, OFFER, b"d", session)
+    approval_rules.use(db, first.id, turn=turn, step="tool-0-0", session=session, digest=b"d", now=2.0)
+    approval_rules.has_void(db, OFFER)
+    approval_rules.remove_void(db, OFFER, 2.0)
+    approval_rules.listing(db, principal=OWNER)
+    approval_rules.listing(db, session=session)
+    approval_rules.remove(db, first.id, principal=OWNER, by=OWNER, now=2.0)
     approvals.cancel_call(db, turn, "tool-0-0", 2.0)
     approvals.cancel_turn(db, turn, 2.0)
     for id in ("pr_1", "pr_2"):

@@ -31,6 +31,7 @@ _LIST_COMMANDS = {
     "browser_not_found": "browsers list",
     "setting_not_found": "sessions settings",
     "question_not_found": "approvals list",
+    "rule_not_found": "approvals rules",
     "note_not_found": "memory list",
 }
 
@@ -119,6 +120,11 @@ class GatewayClient:
         if not _ID.fullmatch(id):
             raise self._missing(f"There is no question {id[:100]!r}.", "question_not_found")
         return f"/api/approvals/{id}"
+
+    def approval_rule(self, id: str) -> str:
+        if not _ID.fullmatch(id):
+            raise self._missing(f"There is no stored approval {id[:100]!r}.", "rule_not_found")
+        return f"/api/approval-rules/{id}"
 
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
         self._find()

@@ -42,13 +42,14 @@ _SHELL = re.compile(r"""[;&|<>$`(){}\\'"#\n\r\0]""")  # characters that end, joi
 
 class Action(Frozen, frozen=True):
     """A tool call before it is made. `contained` is true if its changes stay in the session's workspace and everything
-    that it executes runs in a sandbox."""
+    that it executes runs in a sandbox. `asks` is true if the tool declares that its calls need an approval."""
 
     tool: str
     effect: str
     arguments: Mapping[str, Any]
     channel: str
     contained: bool
+    asks: bool = False
 
 
 class PolicyVerdict(Frozen, frozen=True):
@@ -132,7 +133,11 @@ def strictest(verdicts: Iterable[PolicyVerdict]) -> PolicyVerdict:
 
 
 def _by_mode(mode: Mode, action: Action) -> Decision:
-    if mode == "autonomous" or action.effect == "read":
+    if mode == "autonomous":
+        return "allow"
+    if action.asks:
+        return "ask"
+    if action.effect == "read":
         return "allow"
     if mode == "strict":
         return "ask"

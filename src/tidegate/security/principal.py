@@ -12,13 +12,14 @@ from tidegate.errors import NotAllowed
 from tidegate.values import Frozen
 
 UserRole = Literal["owner", "admin", "member", "guest"]
-Right = Literal["talk", "approve", "approve_outside", "see_usage", "pair", "configure"]
+Right = Literal["talk", "approve", "approve_outside", "approve_always", "see_usage", "pair", "configure"]
 
 RIGHTS: Mapping[Right, tuple[UserRole, ...]] = MappingProxyType(
     {
         "talk": ("owner", "admin", "member", "guest"),
         "approve": ("owner", "admin", "member"),
         "approve_outside": ("owner",),
+        "approve_always": ("owner", "admin"),
         "see_usage": ("owner", "admin"),
         "pair": ("owner", "admin"),
         "configure": ("owner",),
@@ -31,6 +32,7 @@ DESCRIPTIONS: Mapping[Right, str] = MappingProxyType(
         "talk": "talk to agents and answer their questions",
         "approve": "approve actions in your own conversations",
         "approve_outside": "approve effects outside the sandbox",
+        "approve_always": "approve actions for all conversations",
         "see_usage": "see the usage of all users and the gateway's status",
         "pair": "pair users and manage their keys",
         "configure": "configure the gateway and manage the conversations of all users",

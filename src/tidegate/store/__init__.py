@@ -13,6 +13,7 @@ from tidegate.store.rows import (
     ApprovalAnswer,
     ApprovalKind,
     ApprovalRow,
+    ApprovalRuleRow,
     AuditKind,
     AuditRow,
     Decision,
@@ -32,6 +33,7 @@ from tidegate.store.rows import (
     ProcessEnd,
     ProcessRow,
     ReceiptRow,
+    RuleOffer,
     SessionKind,
     SessionRow,
     SettingRow,
@@ -53,6 +55,7 @@ from tidegate.store.sqlite.integrity import check_file
 from tidegate.store.sqlite.problems import PROBLEM_KINDS, Problem, ProblemKind, Problems
 from tidegate.store.sqlite.writer import Fault
 from tidegate.store.tables import (
+    approval_rules,
     approvals,
     audit,
     messages,
@@ -78,6 +81,7 @@ __all__ = [
     "ApprovalAnswer",
     "ApprovalKind",
     "ApprovalRow",
+    "ApprovalRuleRow",
     "AuditKind",
     "AuditRow",
     "DatabaseLibrary",
@@ -106,6 +110,7 @@ __all__ = [
     "ProcessEnd",
     "ProcessRow",
     "ReceiptRow",
+    "RuleOffer",
     "SearchableMessage",
     "SessionKind",
     "SessionRow",
@@ -122,6 +127,7 @@ __all__ = [
     "TurnRow",
     "UsageTotal",
     "WorkspaceRow",
+    "approval_rules",
     "approvals",
     "audit",
     "check_file",

@@ -125,6 +125,12 @@ def v14_ranked_search(db: apsw.Connection) -> None:
         db.execute("DROP TABLE messages_text")
 
 
+def v15_approval_rules(db: apsw.Connection) -> None:
+    """An approval can be given for more than one call, and is then stored as a rule."""
+    for statement in _V15:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -154,6 +160,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v12_turn_fence,
     v13_stop_requests,
     v14_ranked_search,
+    v15_approval_rules,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -434,4 +441,16 @@ _V14 = (
     "INSERT INTO index_retitled SELECT id FROM sessions WHERE title <> '' OR name IS NOT NULL",
     "INSERT INTO meta SELECT 'former', value FROM meta WHERE key = 'indexed'",
     "INSERT INTO meta VALUES('index_language', 1)",
+)
+
+_V15 = (
+    "ALTER TABLE approvals ADD COLUMN offer BLOB",
+    "ALTER TABLE approvals ADD COLUMN scope TEXT NOT NULL DEFAULT 'call'",
+    """CREATE TABLE approval_rules(
+        id TEXT PRIMARY KEY, session TEXT REFERENCES sessions(id) ON DELETE CASCADE, principal TEXT NOT NULL,
+        agent TEXT NOT NULL, tool TEXT NOT NULL, fingerprint BLOB NOT NULL, digest BLOB, offer BLOB NOT NULL,
+        summary TEXT NOT NULL, approval TEXT NOT NULL, given_by TEXT NOT NULL, given REAL NOT NULL, used REAL,
+        uses INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+    "CREATE INDEX approval_rules_tool ON approval_rules(principal, agent, tool)",
+    "CREATE INDEX approval_rules_session ON approval_rules(session) WHERE session IS NOT NULL",
 )

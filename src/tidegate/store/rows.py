@@ -12,7 +12,19 @@ import msgspec
 
 from tidegate.errors import Refused
 from tidegate.security import UserRole
-from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, ToolsNote, TurnState, Usage
+from tidegate.values import (
+    ApprovalScope,
+    Call,
+    Failure,
+    Frozen,
+    Message,
+    OnDisconnect,
+    Outcome,
+    Prefix,
+    ToolsNote,
+    TurnState,
+    Usage,
+)
 
 PACK_ABOVE = 1024
 """Size, in bytes, above which a body is compressed. Compressing a shorter one costs more than it saves."""
@@ -31,7 +43,9 @@ WorkspaceState = Literal["live", "trash", "gone"]
 SpooledKind = Literal["text", "media"]
 DeliveryState = Literal["prepared", "sending", "sent", "unknown", "dead"]
 KeyKind = Literal["key", "code", "cookie"]
-AuditKind = Literal["sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting"]
+AuditKind = Literal[
+    "sign_in", "sign_out", "key", "principal", "approval", "rule", "tool", "egress", "configuration", "setting"
+]
 SummaryState = Literal["prepared", "applied"]
 SummaryHow = Literal["model", "terse", "cut"]
 """How a summary was created: by a model, by a model that was told to be brief, or as a list without a model."""
@@ -183,9 +197,44 @@ class SettingRow(Row, frozen=True):
     expires: float | None
 
 
+class RuleOffer(Frozen, frozen=True):
+    """What an approval allows if it is given for more than one call: calls of `tool` by `agent` in conversations of
+    `principal`. `digest` is the action digest of the only call that is allowed; None means every call of the tool.
+    `fingerprint` identifies the tool's definition and `origin` is where the tool comes from. `place` is where the call
+    takes effect. `grounds` are the reasons for asking that the approval covers, each an agent and what its policy
+    says."""
+
+    principal: str
+    agent: str
+    tool: str
+    origin: str
+    fingerprint: bytes
+    place: str
+    grounds: tuple[tuple[str, str], ...]
+    digest: bytes | None = None
+
+
+class ApprovalRuleRow(Row, frozen=True):
+    """A stored rule: an offer that a person accepted. `session` is the conversation with which it ends, or None.
+    `summary` is the only call that it allows, as it was shown, or empty. `giver_role` is the role of the person who
+    gave it, None if they no longer exist."""
+
+    id: str
+    session: str | None
+    offer: RuleOffer
+    summary: str
+    approval: str
+    given_by: str
+    given: float
+    used: float | None
+    uses: int
+    giver_role: UserRole | None
+
+
 class ApprovalRow(Row, frozen=True):
     """A request for approval, or a question. `digest` identifies the exact action, and `summary` is shown to the
-    person. `may_answer` is the id of a principal or `role:<role>`."""
+    person. `may_answer` is the id of a principal or `role:<role>`. `offer` is what an approval with a larger scope
+    allows; None if there is no such scope. `scope` is the scope with which the request was approved."""
 
     id: str
     session: str
@@ -203,6 +252,8 @@ class ApprovalRow(Row, frozen=True):
     answer: str | None
     answered_by: str | None
     answered_at: float | None
+    offer: RuleOffer | None
+    scope: ApprovalScope
 
 
 class SummaryRow(Row, frozen=True):
@@ -250,7 +301,7 @@ class NoteRow(Row, frozen=True):
 class NewApproval(Frozen, frozen=True):
     """A request for approval, or a question, that a step sends to a person. `digest` is the `approvals.action_digest`
     of the exact action. `may_answer` is the id of a principal or `role:<role>`; None means the session's owner. Only
-    questions have choices."""
+    questions have choices, and only requests for approval have an offer."""
 
     kind: ApprovalKind
     tool: str
@@ -258,15 +309,18 @@ class NewApproval(Frozen, frozen=True):
     summary: str
     choices: tuple[str, ...] = ()
     may_answer: str | None = None
+    offer: RuleOffer | None = None
 
 
 class ApprovalAnswer(Row, frozen=True):
     """An answer's effect. `counted`: the answer was accepted. `repeated`: this principal has already given the same
     answer. `closed`: somebody else answered first, or the request was cancelled. `expired`: the answer came too late.
-    `unknown`: there is no request with this id that this principal may answer. `row` is the current row."""
+    `unknown`: there is no request with this id that this principal may answer. `row` is the current row. `covered`
+    are other requests that were approved together with it, because the stored rule covers them."""
 
     how: Literal["counted", "repeated", "closed", "expired", "unknown"]
     row: ApprovalRow | None
+    covered: tuple[ApprovalRow, ...] = ()
 
 
 class ProcessRow(Row, frozen=True):

@@ -5,6 +5,8 @@ sentence that names the wrong argument. A tool has no state and no identity: the
 caller. The tool runner enforces the deadline.
 """
 
+import contextlib
+import hashlib
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,6 +24,9 @@ Effect = Literal["read", "write", "execute", "network"]
 """What a call can affect: nothing (read), files (write), anything on the machine (execute), or other machines
 (network)."""
 
+ApprovalCovers = Literal["call", "tool"]
+
+_CANONICAL = msgspec.json.Encoder(order="sorted")
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -102,7 +107,10 @@ class Tool(Frozen, frozen=True):
     that enforce a deadline themselves. `output_bytes` lowers the limit on the output that the model sees.
     `long_results` means that results may exceed this limit, so the tool that reads the rest is also made available.
     `contained` means that the tool changes nothing outside the session's workspace and executes nothing outside its
-    sandbox, so it needs no approval. `owner` is the tool's origin, for messages about conflicts.
+    sandbox, so it needs no approval. `asks` means that every call needs approval even if it only reads, unless a rule
+    or the mode `autonomous` allows it. `approval_covers` is what an approval for more than one call covers: every call
+    of the tool, or only calls with exactly the same arguments; by default the latter for tools that execute. `owner` is
+    the tool's origin, for messages about conflicts.
     """
 
     definition: ToolDefinition
@@ -114,6 +122,8 @@ class Tool(Frozen, frozen=True):
     output_bytes: int | None = None
     contained: bool = False
     long_results: bool = False
+    asks: bool = False
+    approval_covers: ApprovalCovers | None = None
     owner: str = DEFAULT_OWNER
 
     @property
@@ -125,6 +135,24 @@ class Tool(Frozen, frozen=True):
         """True if an interrupted call cannot have changed anything. This excludes reading tools that must not be
         repeated, since repeating them may have an effect."""
         return self.effect == "read" and self.repeatable
+
+    @property
+    def covers_exact_calls(self) -> bool:
+        """True if an approval for more than one call covers only calls with exactly the same arguments."""
+        return (self.approval_covers or ("call" if self.effect == "execute" else "tool")) == "call"
+
+    @property
+    def fingerprint(self) -> bytes:
+        """A digest of everything that a person who approves calls of this tool relies on. It does not depend on how the
+        schema is formatted."""
+        schema: Any = bytes(self.definition.parameters)
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            schema = msgspec.json.decode(schema)
+        content = (
+            self.owner, self.name, self.definition.description, schema, self.effect, self.contained, self.asks,
+            self.covers_exact_calls,
+        )  # fmt: skip
+        return hashlib.sha256(_CANONICAL.encode(content)).digest()
 
     def same_as(self, other: "Tool") -> bool:
         """True if both are the same tool, apart from the owner."""
@@ -140,6 +168,8 @@ def tool(
     output_bytes: int | None = None,
     contained: bool = False,
     long_results: bool = False,
+    asks: bool = False,
+    approval_covers: ApprovalCovers | None = None,
     owner: str = DEFAULT_OWNER,
     name: str | None = None,
 ) -> Callable[[Callable[..., Awaitable[str | Result]]], Tool]:
@@ -178,6 +208,8 @@ def tool(
             output_bytes=output_bytes,
             contained=contained,
             long_results=long_results,
+            asks=asks,
+            approval_covers=approval_covers,
             owner=owner,
         )
 

@@ -17,6 +17,7 @@ from tidegate.turns.compaction.compaction import (
 from tidegate.turns.fallback import KEY as FALLBACK
 from tidegate.turns.fallback import FallbackState, fallback_reason
 from tidegate.turns.runner import Runner
+from tidegate.turns.stored_approvals import RuleView
 from tidegate.turns.tool_env import ToolEnv
 from tidegate.turns.window_usage import WindowUsage
 
@@ -35,6 +36,7 @@ __all__ = [
     "Compaction",
     "FallbackState",
     "QuestionView",
+    "RuleView",
     "Runner",
     "ToolEnv",
     "WindowUsage",

@@ -7,7 +7,8 @@ to. It is closed when its turn is stopped, when its session ends, or when it exp
 Questions go to the person in the conversation. Approvals go to this person, too, if their role permits it, otherwise to
 the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
 nobody can be asked, the action is denied and the model receives the reason. A delegated task's questions are asked in
-the conversation from which the task was delegated.
+the conversation from which the task was delegated. An approval that is given for more than its call is stored
+(`stored_approvals.py`).
 
 This service only counts the waiting questions; the turns themselves do the waiting.
 """
@@ -26,6 +27,7 @@ from tidegate.store import ApprovalAnswer as Counted
 from tidegate.store import (
     ApprovalRow,
     Db,
+    Decision,
     NewApproval,
     SessionRow,
     Store,
@@ -36,7 +38,8 @@ from tidegate.store import (
     turns,
 )
 from tidegate.turns.channel_registry import DELEGATE, Channels
-from tidegate.values import Frozen, QuestionAnswered, QuestionAsked, new_id
+from tidegate.turns.stored_approvals import StoredApprovals, choices
+from tidegate.values import ApprovalScope, Frozen, QuestionAnswered, QuestionAsked, ScopeChoice, new_id
 
 LISTED = 200
 """Number of questions in one listing, unless more are requested."""
@@ -64,14 +67,21 @@ class QuestionView(Frozen, frozen=True, omit_defaults=False):
     answered_at: float | None = None
     for_owner: bool = False
     """True if only the gateway's owner may answer it."""
+    scopes: tuple[ScopeChoice, ...] = ()
+    """The scopes with which whoever may answer can approve the action; empty for a question and for a closed
+    request."""
+    scope: ApprovalScope = "call"
+    """The scope with which it was approved."""
 
 
-def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionView:
+def _view(db: Db, row: ApprovalRow) -> QuestionView:
+    session = sessions.get(db, row.session)
+    person = None if session is None else principals.get(db, session.principal)
     return QuestionView(
         id=row.id,
         session=row.session,
-        conversation=conversation,
-        person=person,
+        conversation=turns.conversation(db, row.session),
+        person="" if person is None else person.name,
         turn=row.turn,
         kind=row.kind,
         tool=row.tool,
@@ -83,6 +93,8 @@ def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionV
         answer=row.answer,
         answered_at=row.answered_at,
         for_owner=row.may_answer == approvals.OWNER,
+        scopes=_scopes(db, row),
+        scope=row.scope,
     )
 
 
@@ -97,6 +109,7 @@ class Approvals:
         wake: Callable[[str], None],
     ) -> None:
         self._store = store
+        self.stored = StoredApprovals(store, clock=clock)
         self._channels = channels
         self._limits = config.limits
         self._within = config.limits.answer_within
@@ -147,41 +160,55 @@ class Approvals:
         return await self._store.read(read)
 
     async def get(self, id: str, principal: Principal) -> QuestionView:
-        row, conversation, person = await self._visible(id, principal)
-        return view_question(row, conversation, person)
+        return (await self._visible(id, principal))[1]
 
     async def answer(
-        self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
+        self,
+        id: str,
+        principal: Principal,
+        decision: Literal["approved", "denied", "answered"],
+        text: str = "",
+        scope: ApprovalScope = "call",
     ) -> QuestionView:
-        """Records the answer permanently and wakes the turn. Giving the same answer again changes nothing."""
-        row, conversation, person = await self._visible(id, principal)
+        """Records the answer permanently and wakes the turn. Giving the same answer again changes nothing. With a
+        `scope` larger than the call, the approval is stored in the same transaction."""
+        row, _ = await self._visible(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
             principal.require("approve_outside")
             raise _unknown(id)
         if (row.kind == "question") != (decision == "answered"):
             raise Refused(_UNFIT[row.kind], code="answer_unfit", param="decision")
+        if scope != "call" and decision != "approved":
+            raise Refused(f"Only an approval can have the scope {scope!r}.", code="bad_argument", param="scope")
+        if scope == "always":
+            principal.require("approve_always")
         text = _answer(row, text.strip())
-        counted: Counted = await self._store.write(
-            lambda db: approvals.answer(
-                db, id, decision=decision, text=text, principal=principal.id, role=principal.role, now=self._clock()
-            )
-        )
+        counted, view = await self._store.write(self._record, id, principal, decision, text, scope)
         if counted.row is None:
             raise _unknown(id)
         if counted.how == "closed":
             raise Conflict(f"This is already closed: it was {counted.row.state}.", code="question_closed")
         if counted.how == "expired":
             raise Conflict("This is already closed: it has expired.", code="question_closed")
-        self._wake(row.turn)
-        return view_question(counted.row, conversation, person)
+        for each in (counted.row, *counted.covered):
+            self._wake(each.turn)
+        assert view is not None
+        return view
 
-    async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """Returns the question, its conversation, and the name of the person in it."""
+    def _record(
+        self, db: Db, id: str, principal: Principal, decision: Decision, text: str, scope: ApprovalScope
+    ) -> tuple[Counted, QuestionView | None]:
+        counted = approvals.answer(
+            db, id, decision=decision, text=text, principal=principal.id, role=principal.role, now=self._clock(),
+            scope=scope, rule=new_id("ar"),
+        )  # fmt: skip
+        return counted, None if counted.row is None else _view(db, counted.row)
 
-        def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
+    async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, QuestionView]:
+        def read(db: Db) -> tuple[ApprovalRow, QuestionView] | None:
             row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
-            return None if row is None else (row, *_conversation_and_person(db, row))
+            return None if row is None else (row, _view(db, row))
 
         found = await self._store.read(read)
         if found is None:
@@ -220,8 +247,9 @@ class Approvals:
             return reason
         with self._counted((taken.session.principal, turn.id)):
             now = self._clock()
-            row: ApprovalRow = await turn.write(
-                lambda db: approvals.ask(
+
+            def record(db: Db) -> tuple[ApprovalRow, QuestionAsked]:
+                row = approvals.ask(
                     db,
                     id=new_id("ap"),
                     session=turn.session,
@@ -231,9 +259,11 @@ class Approvals:
                     now=now,
                     expires=now + self._within,
                 )
-            )
+                return row, _asked_event(db, row)
+
+            row, event = await turn.write(record)
             if row.state == "open":
-                turn.emit(_asked_event(row))
+                turn.emit(event)
             row = await turn.wait(closed)
         turn.emit(QuestionAnswered(id=row.id, state=row.state, answer=row.answer or ""))
         return row
@@ -321,22 +351,23 @@ def _open_events(db: Db, session: str, now: float) -> list[QuestionAsked]:
     found: list[QuestionAsked] = []
     for row in approvals.open_of(db, session, now):
         asker = None if row.session == session else sessions.get(db, row.session)
-        found.append(_asked_event(row, "" if asker is None else asker.agent))
+        found.append(_asked_event(db, row, "" if asker is None else asker.agent))
     return found
 
 
-def _view(db: Db, row: ApprovalRow) -> QuestionView:
-    return view_question(row, *_conversation_and_person(db, row))
+def _scopes(db: Db, row: ApprovalRow) -> tuple[ScopeChoice, ...]:
+    """Returns the scopes with which whoever may answer can approve the action."""
+    if row.kind != "approval" or row.state != "open":
+        return ()
+    person = None if row.offer is None else principals.get(db, row.offer.principal)
+    approver = Principal(id="", name="", role="owner")
+    if row.may_answer != approvals.OWNER:
+        found = principals.get(db, row.may_answer)
+        approver = Principal(id=row.may_answer, name="", role="guest" if found is None else found.role)
+    return choices(row.offer, "" if person is None else person.name, approver)
 
 
-def _conversation_and_person(db: Db, row: ApprovalRow) -> tuple[str, str]:
-    """Returns a question's conversation, and the name of the person in it."""
-    session = sessions.get(db, row.session)
-    person = None if session is None else principals.get(db, session.principal)
-    return turns.conversation(db, row.session), "" if person is None else person.name
-
-
-def _asked_event(row: ApprovalRow, agent: str = "") -> QuestionAsked:
+def _asked_event(db: Db, row: ApprovalRow, agent: str = "") -> QuestionAsked:
     return QuestionAsked(
         id=row.id,
         turn=row.turn,
@@ -347,6 +378,7 @@ def _asked_event(row: ApprovalRow, agent: str = "") -> QuestionAsked:
         expires=row.expires,
         agent=agent,
         for_owner=row.may_answer == approvals.OWNER,
+        scopes=_scopes(db, row),
     )
 
 

@@ -68,6 +68,9 @@ class Workspace:
         """True if commands can reach nothing but the workspace. Approvals depend on this."""
         return (await self._owner.backend()).sandboxed
 
+    async def backend_name(self) -> str:
+        return (await self._owner.backend()).name
+
     async def files(self) -> Files:
         """Returns the session's files; creates the folder if it does not exist yet."""
         backend, spec = await self._owner.spec(self.session, self.agent)

@@ -9,7 +9,7 @@ import click
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import local_time, print_json, print_table
 
-_KINDS = ("sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting")
+_KINDS = ("sign_in", "sign_out", "key", "principal", "approval", "rule", "tool", "egress", "configuration", "setting")
 _PAGE = 1000  # rows in one response
 _DIGEST_CHARACTERS = 12  # shown in tables; enough to tell thousands of digests apart
 
@@ -39,8 +39,8 @@ def command(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Show the audit log, latest events last: sign-ins, keys, users, approvals, tool calls with side effects, hosts
-    that web tools connected to, configuration and settings.
+    """Show the audit log, latest events last: sign-ins, keys, users, approvals, stored approvals, tool calls with side
+    effects, hosts that web tools connected to, configuration and settings.
 
     The log contains ids and digests, never content.
     """

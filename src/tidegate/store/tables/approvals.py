@@ -4,7 +4,8 @@ A step makes its request once, even if the step is repeated after a crash. A req
 first person who may answer it, and only while it is open and has not expired. Requests survive restarts. `digest`
 identifies the exact action, so an answer to one request can never count for another. Principals who can neither answer
 a request nor own its session cannot detect that it exists. Requesting and closing an approval is recorded in the audit
-log, in the same transaction.
+log, in the same transaction. An approval can be given for more than the call itself; the rule that allows further calls
+is then stored in the same transaction too, and other open requests that the rule covers are approved with it.
 """
 
 import contextlib
@@ -15,9 +16,19 @@ import msgspec
 
 from tidegate.errors import Conflict, Refused
 from tidegate.store.interface import Db
-from tidegate.store.rows import LISTED, ApprovalAnswer, ApprovalRow, ApprovalState, Decision, NewApproval, encode
-from tidegate.store.tables import audit
+from tidegate.store.rows import (
+    LISTED,
+    ApprovalAnswer,
+    ApprovalRow,
+    ApprovalState,
+    Decision,
+    NewApproval,
+    RuleOffer,
+    encode,
+)
+from tidegate.store.tables import approval_rules, audit
 from tidegate.store.tables.turns.turns import conversation, refusal
+from tidegate.values import ApprovalScope
 
 SUMMARY_CHARACTERS = 65_536
 """Maximum length of an action's description. It is shown in full, since nobody should approve what they have not seen,
@@ -34,8 +45,9 @@ EXPIRED_AT_ONCE = 500
 
 _COLUMNS = (
     "approvals.id, session, turn, step, approvals.kind, tool, digest, summary, choices, may_answer, state, asked,"
-    " expires, answer, answered_by, answered_at"
+    " expires, answer, answered_by, answered_at, offer, scope"
 )
+_offer = msgspec.json.Decoder(RuleOffer).decode
 _choices = msgspec.json.Decoder(tuple[str, ...]).decode
 _CANONICAL = msgspec.json.Encoder(order="sorted")
 _NO_JSON = b"\0"
@@ -68,7 +80,7 @@ def ask(
     _check(request)
     found = db.execute(
         "INSERT INTO approvals(id, session, turn, step, kind, tool, digest, summary, choices, may_answer, state, asked,"
-        " expires) SELECT ?, id, ?, ?, ?, ?, ?, ?, ?, coalesce(?, principal), 'open', ?, ? FROM sessions"
+        " expires, offer) SELECT ?, id, ?, ?, ?, ?, ?, ?, ?, coalesce(?, principal), 'open', ?, ?, ? FROM sessions"
         f" WHERE id = ? AND ended IS NULL RETURNING {_COLUMNS}",
         (
             id,
@@ -82,6 +94,7 @@ def ask(
             request.may_answer,
             now,
             expires,
+            None if request.offer is None else encode(request.offer),
             session,
         ),
     ).get
@@ -154,10 +167,20 @@ def open_of(db: Db, session: str, now: float, limit: int = LISTED) -> list[Appro
 
 
 def answer(
-    db: Db, id: str, *, decision: Decision, text: str = "", principal: str, role: str, now: float
+    db: Db,
+    id: str,
+    *,
+    decision: Decision,
+    text: str = "",
+    principal: str,
+    role: str,
+    now: float,
+    scope: ApprovalScope = "call",
+    rule: str = "",
 ) -> ApprovalAnswer:
     """Answers the request if it is open, has not expired, and this principal may answer it. An approval is approved or
-    denied; a question is answered. The tool that asks determines whether the answer must be one of the choices."""
+    denied; a question is answered. The tool that asks determines whether the answer must be one of the choices. With a
+    `scope` larger than the call, what the request offers is stored as a rule with the id `rule`."""
     db.lock("approval", id)
     if len(text) > ANSWER_CHARACTERS:
         raise Refused(f"The answer is longer than {ANSWER_CHARACTERS} characters; shorten it.")
@@ -167,17 +190,53 @@ def answer(
     if (row.kind == "question") != (decision == "answered"):
         raise Refused("An approval is approved or denied, a question is answered; send the matching decision.")
     if row.state != "open":
-        same = (row.state, row.answer, row.answered_by) == (decision, text, principal)
+        same = (row.state, row.answer, row.answered_by, row.scope) == (decision, text, principal, scope)
         return ApprovalAnswer("repeated" if same else "expired" if row.state == "expired" else "closed", row)
     if row.expires is not None and row.expires <= now:
         return ApprovalAnswer("expired", row)
     counted = db.execute(
-        "UPDATE approvals SET state = ?, answer = ?, answered_by = ?, answered_at = ? WHERE id = ?"
+        "UPDATE approvals SET state = ?, answer = ?, answered_by = ?, answered_at = ?, scope = ? WHERE id = ?"
         f" RETURNING {_COLUMNS}",
-        (decision, text, principal, now, id),
+        (decision, text, principal, now, scope, id),
     ).get
     _record(db, row, decision, now, principal)
-    return ApprovalAnswer("counted", _row(counted))
+    if scope == "call":
+        return ApprovalAnswer("counted", _row(counted))
+    if row.offer is None or decision != "approved":
+        raise Refused("This can be approved only for the call itself.", code="scope_unavailable", param="scope")
+    here = conversation(db, row.session) if scope == "conversation" else None
+    approval_rules.put(
+        db,
+        row.offer,
+        id=rule,
+        session=here,
+        summary=row.summary if row.offer.digest else "",
+        approval=id,
+        by=principal,
+        now=now,
+    )
+    covered = _approve_covered(db, row.offer, here, principal=principal, role=role, scope=scope, now=now)
+    return ApprovalAnswer("counted", _row(counted), covered)
+
+
+def _approve_covered(
+    db: Db, offer: RuleOffer, here: str | None, *, principal: str, role: str, scope: ApprovalScope, now: float
+) -> tuple[ApprovalRow, ...]:
+    """Approves the other open requests with the same offer, in the conversation `here` or everywhere."""
+    found = db.execute(
+        f"SELECT {_COLUMNS} FROM approvals WHERE state = 'open' AND may_answer IN (?1, 'role:' || ?2)"
+        " AND (expires IS NULL OR expires > ?3) AND tool = ?4 AND offer = ?5 ORDER BY asked, id",
+        (principal, role, now, offer.tool, encode(offer)),
+    ).fetchall()
+    rows = [row for row in map(_row, found) if here is None or conversation(db, row.session) == here]
+    for row in rows:
+        db.execute(
+            "UPDATE approvals SET state = 'approved', answer = '', answered_by = ?, answered_at = ?, scope = ?"
+            " WHERE id = ? AND state = 'open'",
+            (principal, now, scope, row.id),
+        )
+        _record(db, row, "approved", now, principal)
+    return tuple(rows)
 
 
 def cancel_turn(db: Db, turn: str, now: float) -> list[ApprovalRow]:
@@ -236,6 +295,8 @@ def _record(db: Db, row: ApprovalRow, outcome: str, now: float, by: str | None =
 def _check(request: NewApproval) -> None:
     if len(request.summary) > SUMMARY_CHARACTERS:
         raise Refused(f"The summary is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
+    if request.offer is not None and request.kind != "approval":
+        raise Refused("Only an approval can be given for further calls.")
     if request.choices and request.kind != "question":
         raise Refused("Only a question has choices; an approval is approved or denied.")
     if len(request.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in request.choices):
@@ -258,6 +319,9 @@ def _one(db: Db, condition: str, values: tuple[str, ...]) -> ApprovalRow | None:
 
 
 def _row(row: Any) -> ApprovalRow:
-    id, session, turn, step, kind, tool, digest, summary, choices, may_answer, state, asked, *rest = row
-    offered = () if choices is None else _choices(choices)
-    return ApprovalRow(id, session, turn, step, kind, tool, digest, summary, offered, may_answer, state, asked, *rest)
+    id, session, turn, step, kind, tool, digest, summary, choices, may_answer, state, asked, expires, *rest = row
+    answer, by, at, offer, scope = rest
+    return ApprovalRow(
+        id, session, turn, step, kind, tool, digest, summary, () if choices is None else _choices(choices), may_answer,
+        state, asked, expires, answer, by, at, None if offer is None else _offer(offer), scope,
+    )  # fmt: skip

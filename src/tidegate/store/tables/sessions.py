@@ -26,7 +26,7 @@ from tidegate.store.rows import (
     decompress,
     encode,
 )
-from tidegate.store.tables import approvals, messages, usage, workspaces
+from tidegate.store.tables import approval_rules, approvals, messages, usage, workspaces
 from tidegate.store.tables.search import search_index
 from tidegate.values import Failure, Prefix
 
@@ -271,9 +271,9 @@ def end(
     """Ends the session for good, exactly once. Returns None if the session has already ended or does not exist, and,
     with `only_idle_since`, also if `idle` would no longer return the session.
 
-    In the same transaction, settings and the saved shell are deleted, open approvals are cancelled, the workspace
-    becomes trash, and queued turns are refused. Their messages are added to the transcript as unanswered, either now or
-    at the end of the running turn. Each hook gets a pending row.
+    In the same transaction, settings, stored approvals and the saved shell are deleted, open approvals are cancelled,
+    the workspace becomes trash, and queued turns are refused. Their messages are added to the transcript as unanswered,
+    either now or at the end of the running turn. Each hook gets a pending row.
     """
     db.lock("session", id)
     idle, since = ("", ()) if only_idle_since is None else (f" AND active < ? AND {_NO_WORK}", (only_idle_since,))
@@ -287,6 +287,7 @@ def end(
     db.execute("DELETE FROM settings WHERE session = ?", (id,))
     db.execute("DELETE FROM notices WHERE session = ?", (id,))
     approvals.cancel_session(db, id, now)
+    approval_rules.end_session(db, id)
     workspaces.trash(db, id, now)
     refused: list[Any] = db.execute(
         "UPDATE turns SET state = 'refused', finish = 'error', finished = ?, error = ?"

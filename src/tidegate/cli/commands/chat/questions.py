@@ -9,7 +9,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.cli.client import GatewayClient, GatewayUnreachable
@@ -20,6 +20,9 @@ from tidegate.errors import TidegateError
 _POLL_SECONDS = 1.0  # interval for checking whether the question was answered elsewhere
 _LINE_BYTES = 65536
 _YES = ("y", "yes", "approve", "approved")
+_SCOPES = {"c": "conversation", "conversation": "conversation", "always": "always"}  # nobody stores a rule by one key
+_WORDS = {"conversation": "c", "always": "always"}
+_FURTHER = {"conversation": "c for this conversation", "always": "always for all"}
 _NO = ("n", "no", "deny", "denied")
 _COMMAND = re.compile(r"/[^\W\d_]+(\s|$)")
 
@@ -42,6 +45,8 @@ class QuestionPrompt:
         self._printer.note(f"{who} asks{' for your approval' if question['kind'] == 'approval' else ''}:")
         for line in question_lines(question):
             self._printer.line(f"    {line}")
+        for line in scope_lines(question, _WORDS):
+            self._printer.line(line)
         while self._is_open(id):
             reply = self._read(id, f"{hint(question)} ? ")
             if reply is None:
@@ -98,6 +103,13 @@ def question_lines(question: dict[str, Any]) -> list[str]:
     ]
 
 
+def scope_lines(question: dict[str, Any], words: Mapping[str, str]) -> list[str]:
+    """Returns a line for each larger scope: the word that approves with it, and what it then allows. The lines must be
+    indented less than those of the question, which could otherwise imitate them."""
+    scopes = [each for each in question.get("scopes", ()) if each["scope"] in words]
+    return [f"{words[each['scope']]}: {strip_controls(each['allows'])}" for each in scopes]
+
+
 def heading(question: dict[str, Any]) -> str:
     what = "an approval" if question["kind"] == "approval" else "a question"
     until = f", until {local_time(question['expires'])}" if question.get("expires") else ""
@@ -108,7 +120,8 @@ def heading(question: dict[str, Any]) -> str:
 def hint(question: dict[str, Any]) -> str:
     """Returns a list of possible replies for the prompt."""
     if question["kind"] == "approval":
-        return "y approves, n [REASON] denies"
+        further = [_FURTHER[each["scope"]] for each in question.get("scopes", ()) if each["scope"] in _FURTHER]
+        return ", ".join(["y approves this call" if further else "y approves", *further, "n [REASON] denies"])
     return f"1 to {len(question['choices'])} answers" if question.get("choices") else "type your answer"
 
 
@@ -120,6 +133,9 @@ def answer_of(question: dict[str, Any], text: str) -> dict[str, str] | None:
     word, _, reason = text.partition(" ")
     if word.lower() in _YES and not reason:
         return {"decision": "approved"}
+    scope = _SCOPES.get((reason if word.lower() in _YES else text).strip().lower())
+    if scope is not None:
+        return {"decision": "approved", "scope": scope}
     if word.lower() in _NO:
         return {"decision": "denied", "text": reason.strip()}
     return None
