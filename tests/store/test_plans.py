@@ -198,7 +198,7 @@ def recall(db: Db, session: str) -> None:
         asked = ranking.Question("hello", analyzer, 1.0)
         ranking.search_ranked(db, asked, lambda found: found, principal=principal, session=one, own=session)
     for whose in (OWNER, None):
-        session_search.search_mentions(db, "hello", principal=whose, ended=None, below=search_index.LAST, limit=9)
+        mentions(db, "hello", whose)
         session_search.search_titles(db, "hello", principal=whose, ended=None, limit=9)
     search.mention(db, 1, "t_9")
     search_index.sessions_below(db, OWNER, 1 << 30, 10)

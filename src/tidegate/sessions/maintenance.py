@@ -102,6 +102,7 @@ def maintenance_tasks(
     async def index() -> int:
         indexed = await drain(lambda: store.write(search_index.index), 1, INDEX_BATCHES)
         indexed += await drain(lambda: store.write(search_index.index_former), 1, INDEX_BATCHES)
+        await drain(lambda: store.write(search_index.sweep), 1, INDEX_BATCHES)
         if components.recall is not None and components.recall.index is not None:
             await components.recall.index.feed()
         if indexed:

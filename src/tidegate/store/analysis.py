@@ -10,7 +10,7 @@ An `Analyzer` belongs to one call in one thread, since a stemmer must not be sha
 import datetime
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import Stemmer  # type: ignore[import-not-found]
@@ -121,11 +121,18 @@ class WordSplitter(Protocol):
 
 
 class Analyzer:
-    """`language` is one of `values.LANGUAGES`."""
+    """`language` is one of `values.LANGUAGES`. `vocabulary` returns those of the given terms that are in the index, and
+    the terms of the index that begin with one of the given prefixes, up to a limit."""
 
-    def __init__(self, tokenizer: WordSplitter, language: str) -> None:
+    def __init__(
+        self,
+        tokenizer: WordSplitter,
+        language: str,
+        vocabulary: Callable[[Sequence[str], Sequence[str]], list[str]] = lambda terms, prefixes: list(terms),
+    ) -> None:
         self.words = tokenizer.words
         self._spans = tokenizer.spans
+        self._vocabulary = vocabulary
         self._stop_words = STOP_WORDS if language == "english" else frozenset[str]()
         self._stem: Callable[[list[str]], list[str]] = (
             list if language == NO_LANGUAGE else Stemmer.Stemmer(language).stemWords
@@ -143,10 +150,16 @@ class Analyzer:
         """True if words that are not indexed may begin with this prefix."""
         return any(word.startswith(prefix) for word in self._stop_words)
 
-    def beginnings(self, prefix: str) -> tuple[list[str], list[str]]:
+    def completions(self, prefix: str) -> list[str]:
+        """Returns the terms in the index of the words that begin with `prefix`. Other words may have them too. If there
+        are very many, the shortest are returned. In languages other than English, a word whose stem is shorter than the
+        prefix may be missed."""
+        prefixes, terms = self._beginnings(prefix)
+        return self._vocabulary(terms, prefixes)
+
+    def _beginnings(self, prefix: str) -> tuple[list[str], list[str]]:
         """Returns (prefixes, terms): a word that begins with `prefix` has a term that begins with one of the prefixes
-        or is one of the terms. Other words may have one too. In languages other than English, a word whose stem is
-        shorter than the prefix may be missed."""
+        or is one of the terms."""
         if _UNSPACED.search(prefix):
             parts = list(_parts(prefix))
             return ([parts[0]], []) if len(parts) == 1 else ([], parts[:1])

@@ -125,6 +125,12 @@ def v14_ranked_search(db: apsw.Connection) -> None:
         db.execute("DROP TABLE messages_text")
 
 
+def v15_index_words(db: apsw.Connection) -> None:
+    """The terms of the search index have a table, in which the last word of a search is completed."""
+    for statement in _V15:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -154,6 +160,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v12_turn_fence,
     v13_stop_requests,
     v14_ranked_search,
+    v15_index_words,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -434,4 +441,12 @@ _V14 = (
     "INSERT INTO index_retitled SELECT id FROM sessions WHERE title <> '' OR name IS NOT NULL",
     "INSERT INTO meta SELECT 'former', value FROM meta WHERE key = 'indexed'",
     "INSERT INTO meta VALUES('index_language', 1)",
+)
+
+_V15 = (
+    "CREATE TABLE index_words(term TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE index_sweep(term TEXT NOT NULL)",
+    "CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, message_terms, row)",
+    "INSERT INTO index_words SELECT term FROM temp.vocabulary",
+    "DROP TABLE temp.vocabulary",
 )

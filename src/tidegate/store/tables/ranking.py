@@ -64,16 +64,22 @@ class Question:
         content = [word for word in words if word not in QUESTION_WORDS] or words
         self.words = list(dict.fromkeys(content))
         """The words of the query, for excerpts."""
+        self._completions: dict[str, list[str]] = {}
         terms: dict[str, None] = {}
         for word in self.words:
             if word in prefixes:
-                beginnings, _ = analyzer.beginnings(word)
-                terms |= dict.fromkeys(f"{each}*" for each in beginnings)
+                terms |= dict.fromkeys([f"{word}*"])
+                self._completions[f"{word}*"] = analyzer.completions(word)
             else:
                 terms |= dict.fromkeys(analyzer.terms_of(word))
-        self.terms = list(terms)[:TERMS]
+        self.terms = [term for term in terms if self._completions.get(term) != []][:TERMS]
         self.former = [word for word in self.words if not analyzer.is_stop_word(word)][:TERMS]
         self.periods = periods(query, now)
+
+    def match(self, term: str) -> str:
+        """Returns the query for entries with this term. A prefix is completed."""
+        found = self._completions.get(term)
+        return dialect.match_word(term) if found is None else dialect.match_any(found)
 
 
 def search_ranked(
@@ -142,7 +148,7 @@ def _scores(db: Db, question: Question, principal: str, session: str | None) -> 
     lengths: dict[int, int] = {}
     weights: list[float] = []
     for number, term in enumerate(question.terms):
-        match = dialect.match_word(term)
+        match = question.match(term)
         entries, complete = _entries(db, dialect.FIND_ENTRIES, match, scope, ENTRY_BITS)
         count = len(entries)
         others = [each for each in question.terms if each != term]
@@ -151,7 +157,7 @@ def _scores(db: Db, question: Question, principal: str, session: str | None) -> 
             covered = sum(max(0, end - max(first, entries[-1] >> ENTRY_BITS)) for first, end in scope)
             count = min(total, count * sum(end - first for first, end in scope) // max(1, covered))
             if others:
-                match = dialect.match_all([match, dialect.match_any(others)])
+                match = f"{match} AND ({' OR '.join(map(question.match, others))})"
                 entries += _entries(db, dialect.FIND_ENTRIES, match, scope, ENTRY_BITS)[0]
         weights.append(math.log(1 + (max(total, count) - count + 0.5) / (count + 0.5)))
         bit = 1 << number

@@ -34,13 +34,10 @@ WORDS = 32
 """The most words of a query that are used."""
 HITS = 10_000
 """The most entries that one read checks."""
-HITS_AT_ONCE = 1_000
-"""The number of entries per statement."""
+HITS_AT_FIRST, HITS_AT_ONCE = 20, 1_000
+"""The number of entries of the first statement, and the most of one statement."""
 READS = 100
 """The most reads per search, so that no query can keep the readers busy."""
-SKIPPED = 20
-"""The number of further matches in an already found session that are read before the search continues after that
-session."""
 MENTION_BYTES = 4 * 1024 * 1024
 """Bytes of messages that one read decompresses and checks in some ten milliseconds, not counting the last message."""
 FORMER_ROW = (1 << FORMER_BITS) - 1
@@ -61,8 +58,9 @@ class AllWords:
     """A query for texts that contain all words. A word that ends in * is a prefix; words in double quotes are a phrase.
     `match` is the query for the index, or an empty string if the query contains no indexed word."""
 
-    def __init__(self, query: str, analyzer: Analyzer, *, last_is_prefix: bool = False) -> None:
+    def __init__(self, query: str, analyzer: Analyzer) -> None:
         self._split = analyzer.words
+        self._analyzer = analyzer
         self.words: list[str] = []
         self._prefixes: list[str] = []
         self._phrases: list[list[str]] = []
@@ -76,18 +74,31 @@ class AllWords:
                 self.words += found
             if number % 2 and len(phrase) > 1:
                 self._phrases.append(phrase)
-        if last_is_prefix and self.words and not self._prefixes:
-            self._prefixes.append(self.words.pop())
+        self._complete()
+
+    def _complete(self) -> None:
+        analyzer = self._analyzer
         parts = [dialect.match_word(term) for word in self.words for term in analyzer.terms_of(word)]
-        former = [dialect.match_word(word) for word in self.words]
         for prefix in self._prefixes:
             if not analyzer.begins_stop_word(prefix):
-                prefixes, terms = analyzer.beginnings(prefix)
-                parts.append(dialect.match_any([*(f"{each}*" for each in prefixes), *terms]))
-            former.append(dialect.match_word(f"{prefix}*"))
-        self.match = dialect.match_all(list(dict.fromkeys(parts)))
-        self.former = dialect.match_all(former)
+                terms = analyzer.completions(prefix)
+                parts.append(dialect.match_any(terms) if terms else "")
+        # A prefix without a completion matches nothing.
+        self.match = "" if "" in parts else dialect.match_all(list(dict.fromkeys(parts)))
+
+    def with_last_as_prefix(self) -> bool:
+        """Lets the last word be a prefix. Returns False if nothing else can match then."""
+        if self._prefixes or not self.words:
+            return False
+        match = self.match
+        self._prefixes.append(self.words.pop())
+        self._complete()
+        return self.match not in ("", match)
+
+    @property
+    def former(self) -> str:
         """The query for the index of the earlier format, which contains words."""
+        return dialect.match_all([*map(dialect.match_word, self.shown)])
 
     @property
     def shown(self) -> list[str]:
@@ -185,7 +196,7 @@ def place_of(entry: int, first: int) -> int:
 def matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[int]:
     """Yields the matching entries in the given range, the highest first. Several statements are used, so that a loop
     that stops early reads little."""
-    size = 20
+    size = HITS_AT_FIRST
     while True:
         rows: list[Any] = db.execute(sql, (match, lowest, below, size)).fetchall()
         for (entry,) in rows:

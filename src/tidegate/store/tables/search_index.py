@@ -47,6 +47,10 @@ EXTENT = 4096
 EXTENT_GROWTH = 16
 """The factor by which further reservations grow. It keeps the number of ranges small, since each range is searched
 separately."""
+COMPLETED_FROM, COMPLETIONS = 2_000, 100
+"""The most terms that are read to complete a prefix, and the most that are used. Common words are short."""
+SWEPT = 200
+"""The terms that one write looks up, to remove those that no message contains any more. It takes some milliseconds."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
 """Tools that quote messages. Their arguments and results are not indexed, so that they do not count as further
 mentions."""
@@ -99,6 +103,7 @@ def set_language(db: Db, language: str) -> None:
     number = LANGUAGES.index(language)
     if _meta(db, "index_language") != number:
         dialect.clear_index(db)
+        db.execute("DELETE FROM index_words")
         db.execute("DELETE FROM index_unplaced")
         db.execute("UPDATE indexed_extents SET entries = 0")
         db.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
@@ -108,7 +113,22 @@ def set_language(db: Db, language: str) -> None:
 
 def analyzer(db: Db) -> Analyzer:
     """Returns the analyzer with which the index is filled and searched."""
-    return Analyzer(dialect.Tokenizer(db), LANGUAGES[_meta(db, "index_language")])
+
+    def vocabulary(terms: Sequence[str], prefixes: Sequence[str]) -> list[str]:
+        known = db.execute(f"SELECT term FROM index_words WHERE term IN {dialect.ID_LIST}", (dialect.id_list(terms),))
+        found = [term for (term,) in known] if terms else []
+        for prefix in prefixes:
+            found += [term for (term,) in db.execute(_COMPLETIONS, (prefix, f"{prefix}{_HIGHEST}"))]
+        return found
+
+    return Analyzer(dialect.Tokenizer(db), LANGUAGES[_meta(db, "index_language")], vocabulary)
+
+
+_HIGHEST = "\U0010ffff"
+_COMPLETIONS = (
+    "SELECT term FROM (SELECT term FROM index_words WHERE term >= ? AND term < ? ORDER BY term"
+    f" LIMIT {COMPLETED_FROM}) AS found ORDER BY length(term), term LIMIT {COMPLETIONS}"
+)
 
 
 def _meta(db: Db, key: str) -> int:
@@ -186,6 +206,10 @@ def _add(db: Db, rows: list[tuple[int, str, int | None, str]]) -> None:
             length = sum(len(text) > least for least in LENGTHS)
             entries.append((entry_of(blocks[session, part], place) | length, " ".join(terms)))
     if entries:
+        words = sorted({term for _, terms in entries for term in terms.split()})
+        db.executemany(
+            "INSERT INTO index_words(term) VALUES(?) ON CONFLICT(term) DO NOTHING", [(each,) for each in words]
+        )
         # In order, since the index starts a new segment for each entry that does not follow the last one.
         db.executemany(dialect.INSERT_ENTRY, sorted(entries))
         counts: dict[int, int] = {}
@@ -227,16 +251,41 @@ def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
         high = min(last, ((part + 1) << PLACE_BITS) - 1)
         if low <= high:
             db.execute(dialect.DELETE_ENTRIES, (entry_of(number, low), entry_of(number, high) + (1 << LENGTH_BITS)))
+            removed = db.changes()
             db.execute(
                 "UPDATE indexed_extents SET entries = entries - ? WHERE first = (SELECT max(first) FROM indexed_extents"
                 " AS other WHERE other.first <= ?)",
-                (db.changes(), number),
+                (removed, number),
             )
+            if removed:
+                # From the beginning, also if terms are being swept.
+                db.execute("DELETE FROM index_sweep")
+                db.execute("INSERT INTO index_sweep(term) VALUES('')")
         if part == 0:
             if last == LAST:
                 db.execute(dialect.DELETE_TITLE, (number,))
             if _meta(db, "former"):
                 dialect.delete_former_entries(db, number << FORMER_BITS, session, first, last)
+
+
+def sweep(db: Db) -> int:
+    """After messages were removed, removes the next terms that no message contains any more. Returns the number of
+    terms looked up, 0 if there is nothing to do."""
+    after = db.execute("SELECT term FROM index_sweep").get
+    if after is None:
+        return 0
+    terms = [term for (term,) in db.execute(_SWEPT, (after, SWEPT))]
+    unused = [
+        term for term in terms if db.execute(dialect.FIND_ENTRIES, (dialect.match_word(term), 0, LAST, 1)).get is None
+    ]
+    db.execute(f"DELETE FROM index_words WHERE term IN {dialect.ID_LIST}", (dialect.id_list(unused),))
+    db.execute("DELETE FROM index_sweep")
+    if terms:
+        db.execute("INSERT INTO index_sweep(term) VALUES(?)", (terms[-1],))
+    return max(1, len(terms))
+
+
+_SWEPT = "SELECT term FROM index_words WHERE term > ? ORDER BY term LIMIT ?"
 
 
 def searchable(message: Message) -> str:

@@ -4,19 +4,21 @@ Only sessions of the searching principal are found, or all if there is no princi
 are numbered by principal, so the time does not depend on other people's sessions.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from tidegate.store import dialect
+from tidegate.store.analysis import Analyzer
+from tidegate.store.dialect import Tokenizer
 from tidegate.store.interface import Db
 from tidegate.store.rows import decode_message, decompress
 from tidegate.store.tables.search import (
     FORMER_ROW,
     HITS,
+    HITS_AT_FIRST,
+    HITS_AT_ONCE,
     READS,
-    SKIPPED,
     WORDS,
     AllWords,
-    matches,
     place_of,
 )
 from tidegate.store.tables.search_index import (
@@ -34,13 +36,14 @@ from tidegate.store.tables.search_index import (
 )
 from tidegate.values import Frozen
 
+HITS_GROWTH = 7
+"""The factor by which the entries of a statement grow: twenty sessions are usually within the first few hundred."""
 TITLES = 1_000
 """The most sessions with a matching title that are compared by their last activity: those that began last."""
 
-Stage = Literal["words", "prefix", "former"]
-STAGES: tuple[Stage, ...] = ("words", "prefix", "former")
-"""Messages with the words come first, since a prefix is expensive to look up; then those in which the last word is a
-prefix; then those that only the earlier index contains."""
+_WORDS, _PREFIX, _FORMER = range(3)
+"""The stages of a search. Messages with the words come first; then those in which the last word is a prefix; then those that only the earlier
+index contains."""
 
 
 class FoundSession(Frozen, frozen=True):
@@ -88,38 +91,45 @@ def _search(
     if may_wait and is_behind(db, ""):
         return None
     stage, below = at
+    analysis = analyzer(db)
+    wanted = AllWords(query, analysis)
     found: dict[str, FoundSession] = {}
     if at == (0, LAST):
         titled = search_titles(db, query, principal=principal, ended=ended, limit=limit)
         found |= {id: FoundSession(id=id, excerpt="") for id in titled}
     while len(found) < limit:
-        more, then = search_mentions(
-            db, query, principal=principal, ended=ended, below=below, limit=limit, stage=STAGES[stage]
+        if stage != _WORDS and wanted.words:
+            is_other = wanted.with_last_as_prefix()
+            if stage == _PREFIX and not is_other:
+                stage += 1
+        if stage == _FORMER and not count_former(db):
+            break
+        then = search_mentions(
+            db, wanted, found, analysis, principal=principal, ended=ended, below=below, limit=limit, former=stage == _FORMER
         )
-        for each in more:
-            found.setdefault(each.id, each)
         if then is not None:
             return list(found.values()), (stage, then)
         stage, below = stage + 1, LAST
-        if stage == len(STAGES):
+        if stage > _FORMER:
             break
     return list(found.values()), None
 
 
 def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | None, limit: int) -> list[str]:
     """Returns the sessions whose title or name contains the words, the most recently active first."""
-    words = analyzer(db).words(query)[:WORDS]
+    words = Tokenizer(db).words(query)[:WORDS]
     if not words:
         return []
     match = dialect.match_all([*map(dialect.match_word, words[:-1]), dialect.match_word(f"{words[-1]}*")])
     found: list[tuple[float, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(dialect.FIND_TITLES, (match, first, end, TITLES - len(found))).fetchall()
-        numbers = [row[0] for row in rows]
+        if not rows:
+            continue
         listed = db.execute(
             "SELECT sessions.id, principal, active, ended FROM index_blocks JOIN sessions ON sessions.id = session"
             f" WHERE number IN {dialect.NUMBER_LIST}",
-            (dialect.number_list(numbers),),
+            (dialect.number_list([row[0] for row in rows]),),
         )
         found += [
             (active, id)
@@ -131,54 +141,58 @@ def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | No
 
 def search_mentions(
     db: Db,
-    query: str,
+    wanted: AllWords,
+    found: dict[str, FoundSession],
+    analysis: Analyzer,
     *,
     principal: str | None,
     ended: bool | None,
     below: int,
     limit: int,
-    stage: Stage = "prefix",
-) -> tuple[list[FoundSession], int | None]:
-    """Returns the next sessions with a message that contains the words, and the entry to continue from."""
-    analysis = analyzer(db)
-    former = stage == "former"
-    wanted = AllWords(query, analysis, last_is_prefix=stage != "words")
-    mark = count_former(db) if former else 0
+    former: bool = False,
+) -> int | None:
+    """Adds the next sessions with a message that contains the words to `found`, up to `limit`. Returns the entry to
+    continue from."""
     match = wanted.former if former else wanted.match
-    if not match or (former and not mark):
-        return [], None
+    if not match:
+        return None
+    mark = count_former(db) if former else 0
     bits, sql = (FORMER_BITS, dialect.FIND_FORMER) if former else (ENTRY_BITS, dialect.FIND_ENTRIES)
-    found: dict[str, FoundSession] = {}
     checked = 0
     for first, end in ranges(db, principal):
         lowest = first << bits
-        below_here: int | None = min(end << bits, below)
-        while below_here is not None:
-            entries = matches(db, sql, match, lowest, below_here)
-            below_here = None
-            block, session, skipped = -1, None, 0
+        below = min(end << bits, below)
+        size = HITS_AT_FIRST
+        while True:
+            entries = [row[0] for row in db.execute(sql, (match, lowest, below, size)).fetchall()]
+            block, passed = -1, False
+            session: tuple[str, int] | None = None
             for entry in entries:
-                if len(found) >= limit or checked >= HITS:
-                    return list(found.values()), below
-                below = entry
-                checked += 1
-                if entry >> bits != block:
-                    block, skipped = entry >> bits, 0
-                    session = _session(db, block, principal, ended)
-                if session is None or session[0] in found:
-                    skipped += 1
-                    if skipped > SKIPPED:
-                        below_here = below = block << bits  # continue after this session
-                        break
+                if passed and entry >> bits == block:
                     continue
-                row = _row(db, session, entry, mark)
-                if row is not None:
+                if len(found) >= limit or checked >= HITS:
+                    return below
+                below = entry
+                if entry >> bits != block:
+                    block = entry >> bits
+                    session = _session(db, block, principal, ended)
+                    passed = session is None or session[0] in found
+                    if passed:
+                        continue
+                checked += 1
+                row = _row(db, session, entry, mark) if session else None
+                if session and row is not None:
                     text = searchable(decode_message(decompress(*row)))
                     if wanted.is_in(text):
-                        found[session[0]] = FoundSession(
-                            id=session[0], excerpt=analysis.excerpt(text, wanted.shown, exact=True)
-                        )
-    return list(found.values()), None
+                        excerpt = analysis.excerpt(text, wanted.shown, exact=True)
+                        found[session[0]] = FoundSession(id=session[0], excerpt=excerpt)
+                        passed = True
+            if len(entries) < size:
+                break
+            # The rest of a session that is found, or cannot be, is not read.
+            below = block << bits if passed else below
+            size = min(size * HITS_GROWTH, HITS_AT_ONCE)
+    return None
 
 
 def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> tuple[str, int] | None:
