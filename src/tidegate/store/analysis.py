@@ -180,15 +180,19 @@ class Analyzer:
         complete = [word for word in words if word[-1:] != "*"]
         terms = {term for word in complete for term in ([word] if exact else self.terms_of(word) or [word])}
         spans = self._spans(text)
-        known: dict[str, tuple[str, ...]] = {}
-        distinct = list({word for _, _, word in spans})
-        for word, stem in zip(distinct, distinct if exact else self._stem(distinct), strict=True):
-            these = [stem] if stem in terms else [word] if word in terms else []
-            if not word.isascii():
-                these = [term for term in terms if term in word or term == stem]
-            these += (prefix for prefix in prefixes if word.startswith(prefix))
-            if these:
-                known[word] = tuple(these)
+        distinct = {word for _, _, word in spans}
+        known: dict[str, tuple[str, ...]] = {word: (word,) for word in terms & distinct}
+        if not exact:
+            for word, stem in zip(distinct, self._stem(list(distinct)), strict=True):
+                if stem in terms:
+                    known[word] = (stem,)
+        if any(not term.isascii() for term in terms):
+            for word in distinct:
+                if not word.isascii():
+                    known[word] = tuple(term for term in terms if term in word or term in known.get(word, ()))
+        for word in distinct if prefixes else ():
+            if word.startswith(prefixes):
+                known[word] = (*known.get(word, ()), *(prefix for prefix in prefixes if word.startswith(prefix)))
         found = [(start, term) for start, _, word in spans if word in known for term in known[word]]
         best, most, first = 0, 0, 0
         inside: dict[str, int] = {}

@@ -34,8 +34,8 @@ WORDS = 32
 """The most words of a query that are used."""
 HITS = 10_000
 """The most entries that one read checks."""
-HITS_AT_FIRST, HITS_AT_ONCE = 20, 1_000
-"""The number of entries of the first statement, and the most of one statement."""
+HITS_AT_ONCE = 1_000
+"""The most entries of one statement."""
 READS = 100
 """The most reads per search, so that no query can keep the readers busy."""
 MENTION_BYTES = 4 * 1024 * 1024
@@ -196,7 +196,7 @@ def place_of(entry: int, first: int) -> int:
 def matches(db: Db, sql: str, match: str, lowest: int, below: int) -> Iterator[int]:
     """Yields the matching entries in the given range, the highest first. Several statements are used, so that a loop
     that stops early reads little."""
-    size = HITS_AT_FIRST
+    size = 20
     while True:
         rows: list[Any] = db.execute(sql, (match, lowest, below, size)).fetchall()
         for (entry,) in rows:

@@ -14,7 +14,6 @@ from tidegate.store.rows import decode_message, decompress
 from tidegate.store.tables.search import (
     FORMER_ROW,
     HITS,
-    HITS_AT_FIRST,
     HITS_AT_ONCE,
     READS,
     WORDS,
@@ -36,8 +35,9 @@ from tidegate.store.tables.search_index import (
 )
 from tidegate.values import Frozen
 
-HITS_GROWTH = 7
-"""The factor by which the entries of a statement grow: twenty sessions are usually within the first few hundred."""
+HITS_AT_FIRST = 250
+"""The number of entries of the first statement. Twenty sessions are usually among them, and a statement for common words
+takes almost as long with fewer."""
 TITLES = 1_000
 """The most sessions with a matching title that are compared by their last activity: those that began last."""
 
@@ -66,7 +66,7 @@ async def search(
     for _ in range(READS):
         if at is None or len(found) >= limit:
             break
-        read = await store.read(_search, query, principal=principal, ended=ended, at=at, limit=limit, may_wait=may_wait)
+        read = await store.read(find, query, principal=principal, ended=ended, at=at, limit=limit, may_wait=may_wait)
         if read is None:
             may_wait = False
             await catch_up(store)
@@ -77,15 +77,15 @@ async def search(
     return list(found.values())[:limit]
 
 
-def _search(
+def find(
     db: Db,
     query: str,
     *,
     principal: str | None,
-    ended: bool | None,
-    at: tuple[int, int],
-    limit: int,
-    may_wait: bool,
+    ended: bool | None = None,
+    at: tuple[int, int] = (0, LAST),
+    limit: int = 20,
+    may_wait: bool = False,
 ) -> tuple[list[FoundSession], tuple[int, int] | None] | None:
     """Returns the next sessions, and the stage and entry to continue from. Returns None if the index is behind."""
     if may_wait and is_behind(db, ""):
@@ -95,16 +95,17 @@ def _search(
     wanted = AllWords(query, analysis)
     found: dict[str, FoundSession] = {}
     if at == (0, LAST):
-        titled = search_titles(db, query, principal=principal, ended=ended, limit=limit)
+        titled = _titled(db, query, principal=principal, ended=ended, limit=limit)
         found |= {id: FoundSession(id=id, excerpt="") for id in titled}
-    while len(found) < limit:
+    most = min(limit, sum(end - first for first, end in ranges(db, principal)))  # a session has one block or more
+    while len(found) < most:
         if stage != _WORDS and wanted.words:
             is_other = wanted.with_last_as_prefix()
             if stage == _PREFIX and not is_other:
                 stage += 1
         if stage == _FORMER and not count_former(db):
             break
-        then = search_mentions(
+        then = _add_mentions(
             db, wanted, found, analysis, principal=principal, ended=ended, below=below, limit=limit, former=stage == _FORMER
         )
         if then is not None:
@@ -115,7 +116,7 @@ def _search(
     return list(found.values()), None
 
 
-def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | None, limit: int) -> list[str]:
+def _titled(db: Db, query: str, *, principal: str | None, ended: bool | None, limit: int) -> list[str]:
     """Returns the sessions whose title or name contains the words, the most recently active first."""
     words = Tokenizer(db).words(query)[:WORDS]
     if not words:
@@ -139,7 +140,7 @@ def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | No
     return [id for _, id in sorted(found, reverse=True)[:limit]]
 
 
-def search_mentions(
+def _add_mentions(
     db: Db,
     wanted: AllWords,
     found: dict[str, FoundSession],
@@ -173,13 +174,13 @@ def search_mentions(
                 if len(found) >= limit or checked >= HITS:
                     return below
                 below = entry
+                checked += 1
                 if entry >> bits != block:
                     block = entry >> bits
                     session = _session(db, block, principal, ended)
                     passed = session is None or session[0] in found
                     if passed:
                         continue
-                checked += 1
                 row = _row(db, session, entry, mark) if session else None
                 if session and row is not None:
                     text = searchable(decode_message(decompress(*row)))
@@ -191,7 +192,7 @@ def search_mentions(
                 break
             # The rest of a session that is found, or cannot be, is not read.
             below = block << bits if passed else below
-            size = min(size * HITS_GROWTH, HITS_AT_ONCE)
+            size = HITS_AT_ONCE
     return None
 
 
