@@ -69,6 +69,12 @@ QUESTION_WORDS = _words(
 """Words of a question about a conversation that describe the question, not the answer. They are ignored in ranked
 searches if the query has other words."""
 
+TIME_WORDS = _words(
+    "yesterday today tonight tomorrow last next ago recently just week weeks weekend month months year years morning "
+    "evening monday tuesday wednesday thursday friday saturday sunday "
+).union(MONTHS)
+"""Expressions of time that messages use to say when something happened."""
+
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
@@ -133,7 +139,8 @@ class Analyzer:
         self.words = tokenizer.words
         self._spans = tokenizer.spans
         self._vocabulary = vocabulary
-        self._stop_words = STOP_WORDS if language == "english" else frozenset[str]()
+        self.english = language == "english"
+        self._stop_words = STOP_WORDS if self.english else frozenset[str]()
         self._stem: Callable[[list[str]], list[str]] = (
             list if language == NO_LANGUAGE else Stemmer.Stemmer(language).stemWords
         )
