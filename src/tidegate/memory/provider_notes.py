@@ -17,6 +17,7 @@ from tidegate.config import MemorySettings
 from tidegate.errors import Busy, NotFound, TidegateError
 from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
+from tidegate.memory.related_notes import IndexedNote
 from tidegate.memory.stored_notes import NoteMarks, Write, marked
 from tidegate.plugins import Draft, MemoryProvider, Note
 from tidegate.plugins.host import Plugin, PluginFailed
@@ -71,6 +72,10 @@ class ProviderNotes:
         # Each line as a list item, so that none can imitate a heading of the gateway.
         lines = [f"- {line.strip().lstrip('#-* ')}" for line in text.splitlines() if line.strip()]
         return marked("person", lines, 2 * self._settings.prompt_bytes) if lines else ""
+
+    async def left_out(self, about: About, whose: str) -> tuple[IndexedNote, ...]:
+        """A provider decides itself what a conversation begins with."""
+        return ()
 
     async def listing(self, about: About, whose: str) -> list[Note]:
         return list(await self._ask(lambda provider: provider.listing(about, whose)))[:MOST_NOTES]

@@ -15,6 +15,7 @@ from tidegate.errors import Conflict, NotFound
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import MessageRow, decode_message, decompress, pack, unpack
 from tidegate.store.tables.open_turns import is_idle
+from tidegate.store.tables.notes import is_offer
 from tidegate.store.tables.turns import INCOMING, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
 
@@ -105,7 +106,8 @@ def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow
 
 def close_inbox(db: Db, session: str) -> list[MessageRow]:
     """Adds the messages that an ended session will not answer to the transcript, in the order of acceptance and marked
-    as unanswered. These are messages that waited in the queue, and messages that arrived too late for the running turn.
+    as unanswered. These are messages that waited in the queue, and messages that arrived too late for the running turn,
+    without the notes offered with them.
     Does nothing while a turn is still running in the session, since the rows of that turn come first. Messages that
     their sender withdrew are left out."""
     db.lock("session", session)
@@ -117,7 +119,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
         " AND (turns.state = 'refused' OR turns.started IS NOT NULL) ORDER BY messages.id",
         (session,),
     )
-    found = [_row(row) for row in waiting.fetchall()]
+    found = [row for row in map(_row, waiting.fetchall()) if not is_offer(row.message)]
     if found:
         answered = frozenset(row.message.call_id for row in found)
         close_calls(db, session, found[0].at, except_ids=answered, settling=True)

@@ -104,6 +104,11 @@ class Question:
         return dialect.match_word(term) if found is None else dialect.match_any(found)
 
 
+def rarity(count: int, total: int) -> float:
+    """Returns the weight of a term that `count` of `total` texts contain."""
+    return math.log(1 + (max(total, count) - count + 0.5) / (count + 0.5))
+
+
 def search_ranked(
     db: Db,
     question: Question,
@@ -203,7 +208,7 @@ def _scores(db: Db, question: Question, principal: str, session: str | None) -> 
             if others:
                 match = f"{match} AND ({' OR '.join(map(question.match, others))})"
                 entries += _entries(db, dialect.FIND_ENTRIES, match, scope, ENTRY_BITS)[0]
-        weight = math.log(1 + (max(total, count) - count + 0.5) / (count + 0.5))
+        weight = rarity(count, total)
         is_common = total >= NAME_MESSAGES and NAME_SHARES[0] < count / total < NAME_SHARES[1]
         weights.append(weight * NAME_WEIGHT if is_common and term in question.names else weight)
         bit = 1 << number

@@ -23,6 +23,7 @@ from tidegate.store.analysis import Analyzer
 from tidegate.store.dialect import JOIN_IN_ORDER
 from tidegate.store.interface import Db
 from tidegate.store.rows import unpack
+from tidegate.store.tables.notes import is_offer
 from tidegate.values import LANGUAGES, Message
 
 BATCH = 200
@@ -289,9 +290,9 @@ _SWEPT = "SELECT term FROM index_words WHERE term > ? ORDER BY term LIMIT ?"
 
 
 def searchable(message: Message) -> str:
-    """Returns the searchable text of a message: its text, the gateway's notes on it, and the names and arguments of its
-    tool calls."""
-    if message.role == "tool" and message.name in QUOTING:
+    """Returns the searchable text of a message: its text, the gateway's remarks on it, and the names and arguments of
+    its tool calls. Quotations of messages and notes are not searchable."""
+    if (message.role == "tool" and message.name in QUOTING) or is_offer(message):
         return ""
     parts = [message.text, message.aside]
     for call in message.calls:
