@@ -1,11 +1,11 @@
 """Conversations of two people over many dated days, with questions about them, in two styles.
 
-The same seed gives the same conversations. `dialogues` generates conversations from templates. A question is worded differently from its evidence: chat and question draw
-from different columns of `TOPICS`, and share the names and only some words. Topics come back on other days and with the
-other person, so that words alone do not suffice. A part of the questions names a date; another part asks for something
-that was never said, and has no evidence. `written` makes conversations of written exchanges (`dialogue_threads.txt`)
-with a lot of small talk, which later mentions words of the exchanges again. Topics and exchanges for tuning and for the
-report are disjoint.
+The same seed gives the same conversations. `dialogues` generates conversations from templates. A question is worded
+differently from its evidence: chat and question draw from different columns of `TOPICS`, and share the names and only
+some words. Topics come back on other days and with the other person, so that words alone do not suffice. A part of the
+questions names a date; another part asks for something that was never said, and has no evidence. `written` makes
+conversations of written exchanges (`dialogue_threads.txt`) with a lot of small talk, which later mentions words of the
+exchanges again. Topics and exchanges for tuning and for the report are disjoint.
 """
 
 import random

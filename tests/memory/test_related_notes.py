@@ -13,7 +13,9 @@ from tidegate.store import messages, notes, search_index, session_search
 pytestmark = pytest.mark.anyio
 
 SMALL = "[memory]\nprompt_bytes = 256\n"
-FILLER = [f"prefers the {word} one of any two things that look the same" for word in ("first", "newer", "taller", "calm")]
+FILLER = [
+    f"prefers the {word} one of any two things that look the same" for word in ("first", "newer", "taller", "calm")
+]
 """They fill the prompt, since newer notes come first."""
 
 

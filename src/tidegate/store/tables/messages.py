@@ -14,8 +14,8 @@ import msgspec
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import MessageRow, decode_message, decompress, pack, unpack
-from tidegate.store.tables.open_turns import is_idle
 from tidegate.store.tables.notes import is_offer
+from tidegate.store.tables.open_turns import is_idle
 from tidegate.store.tables.turns import INCOMING, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
 

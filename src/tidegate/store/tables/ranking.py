@@ -92,7 +92,9 @@ class Question:
             else:
                 terms |= dict.fromkeys(analyzer.terms_of(word))
         self.terms = [term for term in terms if self._completions.get(term) != []][:TERMS]
-        capitalised = {part for part in query[:QUERY_CHARACTERS].split() if part[0].isupper()} if analyzer.english else ()
+        capitalised = (
+            {part for part in query[:QUERY_CHARACTERS].split() if part[0].isupper()} if analyzer.english else ()
+        )
         self.names = {term for part in capitalised for word in analyzer.words(part) for term in analyzer.terms_of(word)}
         self.asks_when = analyzer.english and "when" in words[:1]
         self.former = [word for word in self.words if not analyzer.is_stop_word(word)][:TERMS]
@@ -142,13 +144,12 @@ def search_ranked(
         compared.append((round(score, 6), at, place, of_session, message))
     compared.sort(key=lambda each: each[:4], reverse=True)
     found: list[T] = []
-    rank = 0
     rest = ((at, place, of_session, row) for _, at, place, of_session, is_neighbour, row in best if not is_neighbour)
-    for at, place, of_session, message in itertools.chain((each[1:] for each in compared), map(_decoded, rest)):
+    ranked = itertools.chain((each[1:] for each in compared), map(_decoded, rest))
+    for rank, (at, place, of_session, message) in enumerate(ranked):
         if rank >= skip + limit or rank >= RANKED:
             return found, rank < RANKED
-        rank += 1
-        if rank > skip:
+        if rank >= skip:
             found.append(show(Mention(0, of_session, place, at, message)))
     return found, False
 
@@ -220,9 +221,7 @@ def _scores(db: Db, question: Question, principal: str, session: str | None) -> 
     return _with_neighbours(masks, lengths, weights)
 
 
-def _with_neighbours(
-    masks: dict[int, int], lengths: dict[int, int], weights: list[float]
-) -> list[Scored]:
+def _with_neighbours(masks: dict[int, int], lengths: dict[int, int], weights: list[float]) -> list[Scored]:
     sums: dict[int, float] = {0: 0.0}
 
     def sum_of(mask: int) -> float:
@@ -257,9 +256,7 @@ def _with_neighbours(
     return found
 
 
-def _former_scores(
-    db: Db, question: Question, principal: str, session: str | None
-) -> list[Scored]:
+def _former_scores(db: Db, question: Question, principal: str, session: str | None) -> list[Scored]:
     """Returns (score, 0, row id, False) for messages that only the index of the earlier format contains."""
     mark = count_former(db)
     if not mark:

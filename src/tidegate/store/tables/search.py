@@ -62,7 +62,7 @@ class AllWords:
         self._split = analyzer.words
         self._analyzer = analyzer
         self.words: list[str] = []
-        self._prefixes: list[str] = []
+        self._prefixes: list[str] = []  # lint: allow (at most `WORDS`)
         self._phrases: list[list[str]] = []
         for number, part in enumerate(query.split('"')):
             phrase: list[str] = []
@@ -82,7 +82,7 @@ class AllWords:
         for prefix in self._prefixes:
             if not analyzer.begins_stop_word(prefix):
                 terms = analyzer.completions(prefix)
-                parts.append(dialect.match_any(terms) if terms else "")
+                parts.append(dialect.match_any(terms) if len(terms) > 1 else "".join(map(dialect.match_word, terms)))
         # A prefix without a completion matches nothing.
         self.match = "" if "" in parts else dialect.match_all(list(dict.fromkeys(parts)))
 

@@ -36,14 +36,14 @@ from tidegate.store.tables.search_index import (
 from tidegate.values import Frozen
 
 HITS_AT_FIRST = 250
-"""The number of entries of the first statement. Twenty sessions are usually among them, and a statement for common words
-takes almost as long with fewer."""
+"""The number of entries of the first statement. Twenty sessions are usually among them, and a statement for common
+words takes almost as long with fewer."""
 TITLES = 1_000
 """The most sessions with a matching title that are compared by their last activity: those that began last."""
 
 _WORDS, _PREFIX, _FORMER = range(3)
-"""The stages of a search. Messages with the words come first; then those in which the last word is a prefix; then those that only the earlier
-index contains."""
+"""The stages of a search. Messages with the words come first; then those in which the last word is a prefix; then
+those that only the earlier index contains."""
 
 
 class FoundSession(Frozen, frozen=True):
@@ -99,14 +99,20 @@ def find(
         found |= {id: FoundSession(id=id, excerpt="") for id in titled}
     most = min(limit, sum(end - first for first, end in ranges(db, principal)))  # a session has one block or more
     while len(found) < most:
-        if stage != _WORDS and wanted.words:
-            is_other = wanted.with_last_as_prefix()
-            if stage == _PREFIX and not is_other:
-                stage += 1
+        if stage != _WORDS and not wanted.with_last_as_prefix() and stage == _PREFIX:
+            stage = _FORMER
         if stage == _FORMER and not count_former(db):
             break
         then = _add_mentions(
-            db, wanted, found, analysis, principal=principal, ended=ended, below=below, limit=limit, former=stage == _FORMER
+            db,
+            wanted,
+            found,
+            analysis,
+            principal=principal,
+            ended=ended,
+            below=below,
+            limit=limit,
+            former=stage == _FORMER,
         )
         if then is not None:
             return list(found.values()), (stage, then)
