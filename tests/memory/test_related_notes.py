@@ -27,6 +27,7 @@ async def with_notes(gateway: Core) -> None:
     await add(gateway, OWNER, "boats are moored by the harbour office", agent="main")
     for text in FILLER:
         await add(gateway, ANNA, text)
+        await add(gateway, BERT, text)
         await add(gateway, OWNER, text.replace("prefers", "offers"), agent="main")
 
 
