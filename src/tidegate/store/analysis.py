@@ -60,8 +60,14 @@ SUFFIXES = _words(
     "ization ize ized izes izing less ly ment ments ness or ors ous ously s y"
 )
 """English suffixes that a stemmer removes."""
-ENDS = tuple(sorted({suffix[start:] for suffix in SUFFIXES for start in range(len(suffix))} | {""}))
-"""The ends that a beginning of a word may lack. Words are completed with them to find their stems."""
+ENDS = {
+    begun: tuple(sorted({suffix[len(begun) :] for suffix in SUFFIXES if suffix.startswith(begun)}))
+    for begun in {suffix[:end] for suffix in SUFFIXES for end in range(1, len(suffix) + 1)}
+}
+"""The ends of suffixes by their beginnings. A prefix that ends in such a beginning is completed, to find words whose
+stem is shorter than the prefix."""
+DOUBLED_ENDS = ("ing", "ed", "er")
+"""Suffixes after which a doubled letter is removed too."""
 QUESTION_WORDS = _words(
     "ask asked discuss discussed find kind long many mention mentioned much often say said talk talked tell told "
     "type conversation message messages according"
@@ -74,6 +80,8 @@ TIME_WORDS = _words(
     "evening monday tuesday wednesday thursday friday saturday sunday "
 ).union(MONTHS)
 """Expressions of time that messages use to say when something happened."""
+
+_LONGEST_SUFFIX = max(map(len, SUFFIXES))
 
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -170,7 +178,12 @@ class Analyzer:
         if _UNSPACED.search(prefix):
             parts = list(_parts(prefix))
             return ([parts[0]], []) if len(parts) == 1 else ([], parts[:1])
-        stems = self._stem([prefix + end for end in (ENDS if self._stop_words else ("",))])
+        ends: list[str] = [""]
+        if self.english:
+            for length in range(1, min(len(prefix), _LONGEST_SUFFIX) + 1):
+                ends += ENDS.get(prefix[-length:], ())
+            ends += DOUBLED_ENDS if prefix[-2:-1] == prefix[-1:] else ()
+        stems = self._stem([prefix + end for end in ends])
         return [prefix], list(dict.fromkeys(stem for stem in stems if not stem.startswith(prefix)))
 
     def excerpt(self, text: str, words: Iterable[str], *, exact: bool = False) -> str:

@@ -43,6 +43,8 @@ TERMS = 32
 QUERY_CHARACTERS = 4_000
 TERM_ENTRIES = 10_000
 """The most entries of one term that are read: the newest, and the newest among those with another term of the query."""
+FAR_ENTRIES = 2_000
+"""The most entries whose neighbours but one are ranked too."""
 RANKED = 200
 """The most messages that a ranked search returns, over all its pages."""
 CANDIDATES = 400
@@ -235,6 +237,9 @@ def _with_neighbours(masks: dict[int, int], lengths: dict[int, int], weights: li
     if len(weights) > 1 and len(masks) <= TERM_ENTRIES:
         keys.update(key + 1 for key in masks)
         keys.update(key - 1 for key in masks)
+        if len(masks) <= FAR_ENTRIES:
+            keys.update(key + 2 for key in masks)
+            keys.update(key - 2 for key in masks)
     known_scores: dict[tuple[int, int, int, int], float] = {}
     get = masks.get
     for key in keys:
@@ -252,7 +257,8 @@ def _with_neighbours(masks: dict[int, int], lengths: dict[int, int], weights: li
             known_scores[case] = score
         if key in lengths:
             score *= LENGTH_WEIGHTS[lengths[key]]
-        found.append((score, key, 0, not own))
+        if score:  # otherwise, only a message of another session is near
+            found.append((score, key, 0, not own))
     return found
 
 

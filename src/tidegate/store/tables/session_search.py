@@ -8,7 +8,7 @@ from typing import Any
 
 from tidegate.store import dialect
 from tidegate.store.analysis import Analyzer
-from tidegate.store.dialect import Tokenizer
+from tidegate.store.dialect import JOIN_IN_ORDER, Tokenizer
 from tidegate.store.interface import Db
 from tidegate.store.rows import decode_message, decompress
 from tidegate.store.tables.search import (
@@ -21,10 +21,10 @@ from tidegate.store.tables.search import (
     place_of,
 )
 from tidegate.store.tables.search_index import (
+    BLOCK,
     ENTRY_BITS,
     FORMER_BITS,
     LAST,
-    PLACE_BITS,
     Searchable,
     analyzer,
     catch_up,
@@ -173,26 +173,24 @@ def _add_mentions(
         while True:
             entries = [row[0] for row in db.execute(sql, (match, lowest, below, size)).fetchall()]
             block, passed = -1, False
-            session: tuple[str, int] | None = None
             for entry in entries:
-                if passed and entry >> bits == block:
+                if entry >> bits != block:
+                    block, passed = entry >> bits, False
+                elif passed:
                     continue
                 if len(found) >= limit or checked >= HITS:
                     return below
                 below = entry
                 checked += 1
-                if entry >> bits != block:
-                    block = entry >> bits
-                    session = _session(db, block, principal, ended)
-                    passed = session is None or session[0] in found
-                    if passed:
-                        continue
-                row = _row(db, session, entry, mark) if session else None
-                if session and row is not None:
-                    text = searchable(decode_message(decompress(*row)))
+                session, whose, over, body, packed = _message(db, entry, mark)
+                is_searched = principal in (None, whose) and (ended is None or (over is not None) == ended)
+                passed = session is None or session in found or not is_searched
+                if not passed and body is not None:
+                    text = searchable(decode_message(decompress(body, packed)))
                     if wanted.is_in(text):
-                        excerpt = analysis.excerpt(text, wanted.shown, exact=True)
-                        found[session[0]] = FoundSession(id=session[0], excerpt=excerpt)
+                        found[session] = FoundSession(
+                            id=session, excerpt=analysis.excerpt(text, wanted.shown, exact=True)
+                        )
                         passed = True
             if len(entries) < size:
                 break
@@ -202,32 +200,21 @@ def _add_mentions(
     return None
 
 
-def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> tuple[str, int] | None:
-    """Returns the session of a block and its first position, if it is one of those searched."""
-    row = db.execute(
-        "SELECT session, part, principal, ended FROM index_blocks JOIN sessions ON sessions.id = session"
-        " WHERE number = ?",
-        (block,),
-    ).get
-    if row is None:
-        return None
-    session, part, whose, over = row
-    is_searched = principal in (None, whose) and (ended is None or (over is not None) == ended)
-    return (session, part << PLACE_BITS) if is_searched else None
-
-
-def _row(db: Db, session: tuple[str, int], entry: int, mark: int) -> Any:
-    """Returns the content of the entry's message, if it is shown."""
+def _message(db: Db, entry: int, mark: int) -> Any:
+    """Returns (session, its principal, the time of its end, body, packed) of the message with this entry. The body is
+    None if the message is not shown, and everything is None if the session no longer exists."""
     if mark:
         id = entry & FORMER_ROW
-        return (
-            None
-            if id > mark
-            else db.execute(
-                "SELECT body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL", (id,)
-            ).get
-        )
-    return db.execute(
-        "SELECT body, packed FROM messages WHERE session = ? AND seq = ? AND undone IS NULL",
-        (session[0], place_of(entry, session[1])),
-    ).get
+        row = db.execute(_FORMER_MESSAGE, (id if id <= mark else 0, entry >> FORMER_BITS)).get
+    else:
+        row = db.execute(_MESSAGE, (place_of(entry, 0), entry >> ENTRY_BITS)).get
+    return row or (None, None, None, None, None)
+
+
+_OF_BLOCK = (
+    "SELECT sessions.id, principal, sessions.ended, body, packed FROM index_blocks"
+    f" {JOIN_IN_ORDER} sessions ON sessions.id = index_blocks.session"
+    " LEFT JOIN messages ON messages.session = sessions.id AND undone IS NULL"
+)
+_MESSAGE = f"{_OF_BLOCK} AND seq = part * {BLOCK} + ? WHERE number = ?"
+_FORMER_MESSAGE = f"{_OF_BLOCK} AND seq IS NOT NULL AND messages.id = ? WHERE number = ?"
