@@ -135,6 +135,9 @@ class Memory:
     def stats(self) -> CacheStats:
         return self.note_store.stats()
 
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (*self.note_store.caches(), self._offered.stats())
+
     # -- for agents --
 
     async def remember(self, ctx: ToolContext, text: str, *, about: About, replaces: int | None) -> str:

@@ -137,6 +137,9 @@ class ProviderNotes:
     def stats(self) -> CacheStats:
         return CacheStats("notes", 0, 1, 0, 0, 0, 0)
 
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (self.stats(),)
+
     async def _ask(self, what: Callable[[MemoryProvider], Awaitable[T]], number: int | None = None) -> T:
         if self._clock() < self._paused_until:
             raise self._unanswered()

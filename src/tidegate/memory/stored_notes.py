@@ -89,6 +89,8 @@ class NoteStore(Protocol):
 
     def stats(self) -> CacheStats: ...
 
+    def caches(self) -> tuple[CacheStats, ...]: ...
+
     @property
     def holds(self) -> int:
         """The number of open providers."""
@@ -220,6 +222,9 @@ class StoredNotes:
 
     def stats(self) -> CacheStats:
         return self._texts.stats()
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return self._texts.stats(), self._left_out.stats()
 
     def _changed(self, about: About, whose: str, latest: int | None) -> None:
         self._version += 1
