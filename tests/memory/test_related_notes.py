@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, OWNER, Core, core
+from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tests.memory.test_memory import TOOLS, add, conversation_text, memory_of, people, system
 from tidegate.store import messages, notes, search_index, session_search
 
@@ -67,6 +68,36 @@ async def test_offered_notes_are_no_words_of_the_person_and_no_search_finds_them
         assert len(offers) == 1 and not search_index.searchable(offers[0])
         found = await session_search.search(gateway.store, "sailing", principal=ANNA.id)
         assert found == []
+
+
+async def test_a_resumed_turn_has_the_same_notes(home: Path, model: ScriptedModel) -> None:
+    """F4, P16: after a crash, and although the notes have changed; the next turn begins with the same messages."""
+    async with core(home, SMALL, model=model, tools=TOOLS, drain=None) as gateway:
+        await with_notes(gateway)
+        accepted = await gateway.accept("What colour does my boat have? [hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        first = gateway.requests()[-1]["messages"]
+        await memory_of(gateway).drop(ANNA, await memory_of(gateway).subject(ANNA), 1)
+    model.release("gate")
+    async with core(home, SMALL, model=model, tools=TOOLS) as gateway:
+        await gateway.answered(accepted.turn)
+        assert notes.RELATED in str(first) and gateway.requests()[-1]["messages"][: len(first)] == first
+
+
+async def test_a_message_that_waits_has_its_notes_unless_nobody_answers_it(home: Path, model: ScriptedModel) -> None:
+    """X19: if the conversation ends first, only the person's own words are in its transcript."""
+    async with core(home, SMALL, model=model, tools=TOOLS) as gateway:
+        await with_notes(gateway)
+        running = await gateway.accept("[hold gate]")
+        with anyio.fail_after(WAIT):
+            await model.held("gate")
+        await gateway.accept("What colour does my boat have?")
+        assert await gateway.service.end(running.session, ANNA, "new")
+        rows = await gateway.store.read(messages.page, running.session, after=0, limit=10)
+        assert [row.message.text for row in rows if row.message.unanswered] == ["What colour does my boat have?"]
+        assert not any(notes.is_offer(row.message) for row in rows)
+        model.release("gate")
 
 
 async def test_a_retried_message_has_the_same_notes(home: Path, model: ScriptedModel) -> None:
