@@ -310,7 +310,7 @@ def test_commands_in_hints_can_be_copied(nobody: Path) -> None:
     with gateway(nobody) as running:
         running.until("Ctrl-C stops")
         assert running.link == next(line for line in running.said if "#code=" in line).removeprefix("chat ")
-        again = f"`tidegate status --link --home {nobody}` gives another."
+        again = f"`tidegate status --link --home {nobody}` prints a new one."
         [told] = [line for line in running.said if line.endswith(again)]
         assert re.fullmatch(r"The link works once, until \d\d:\d\d; ", told.removesuffix(again))
         refused = tidegate("up", "--port", "0", home=nobody).stderr

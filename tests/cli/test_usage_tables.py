@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from tidegate.cli.commands.usage import fill_gaps, print_usage, spending
 from tidegate.cli.output import bar
-from tidegate.cli.usage import fill_gaps, print_usage, spending
 from tidegate.status_report import BudgetView
 
 

@@ -55,26 +55,26 @@ def read_table(text: str) -> tuple[tuple[str, ...], Table]:
 
 
 EVENTS, TABLE = read_table("""
-what                                | turn ends | unload  | stop or replace | kill           | session ends | deleted
-a running turn                      | over      | goes on | goes on         | goes on        | stopped      | gone
-tasks given to other agents         | over      | goes on | goes on         | goes on        | gone         | gone
-the resident                        | stays     | gone    | gone            | gone           | gone         | gone
-settings of the session             | stays     | stays   | stays           | stays          | gone         | gone
-a pending approval                  | stays     | stays   | stays           | stays          | cancelled    | gone
-a queued message                    | stays     | stays   | stays           | stays          | refused      | gone
-the transcript                      | stays     | stays   | stays           | stays          | read-only    | gone
-summaries                           | stays     | stays   | stays           | stays          | stays        | gone
-spooled results and media           | stays     | stays   | stays           | stays          | stays        | gone
-the frozen prompt and tool list     | stays     | stays   | stays           | stays          | stays        | gone
-a workspace folder of the gateway   | stays     | stays   | stays           | stays          | in the trash | gone
-a folder of your own                | stays     | stays   | stays           | stays          | stays        | stays
-the shell                           | stays     | stays   | restored        | restored       | gone         | gone
-a background process                | stays     | stays   | ended and told  | ended and told | ended        | ended
-a background process with `restart` | stays     | stays   | started again   | started again  | ended        | ended
-a sign-in to the chat page          | stays     | stays   | stays           | stays          | stays        | stays
-memory                              | stays     | stays   | stays           | stays          | stays        | stays
-usage                               | stays     | stays   | stays           | stays          | stays        | anonymous
-the audit log                       | stays     | stays   | stays           | stays          | stays        | stays
+what                                | turn ends | unload    | stop or replace | kill      | session ends | deleted
+a running turn                      | ended     | continues | continues       | continues | stopped      | removed
+tasks given to other agents         | ended     | continues | continues       | continues | removed      | removed
+the resident                        | stays     | removed   | removed         | removed   | removed      | removed
+settings of the session             | stays     | stays     | stays           | stays     | removed      | removed
+a pending approval                  | stays     | stays     | stays           | stays     | cancelled    | removed
+a queued message                    | stays     | stays     | stays           | stays     | refused      | removed
+the transcript                      | stays     | stays     | stays           | stays     | read-only    | removed
+summaries                           | stays     | stays     | stays           | stays     | stays        | removed
+spooled results and media           | stays     | stays     | stays           | stays     | stays        | removed
+the frozen prompt and tool list     | stays     | stays     | stays           | stays     | stays        | removed
+a workspace folder of the gateway   | stays     | stays     | stays           | stays     | in the trash | removed
+a folder of your own                | stays     | stays     | stays           | stays     | stays        | stays
+the shell                           | stays     | stays     | restored        | restored  | removed      | removed
+a background process                | stays     | stays     | reported        | reported  | stopped      | stopped
+a background process with `restart` | stays     | stays     | restarted       | restarted | stopped      | stopped
+a sign-in to the chat page          | stays     | stays     | stays           | stays     | stays        | stays
+memory                              | stays     | stays     | stays           | stays     | stays        | stays
+usage                               | stays     | stays     | stays           | stays     | stays        | anonymous
+the audit log                       | stays     | stays     | stays           | stays     | stays        | stays
 """)
 """In the order of the page. A queued message "stays" while it is queued or once it was taken by its turn."""
 
@@ -218,14 +218,14 @@ class Scene:
         found: dict[str, str] = await h.store.read(self._rows)
         record = h.components.presence.get(self.idle)
         live = h.service.turn_log(self.turn) is not None
-        found["a running turn"] = "goes on" if live else found["a running turn"]
-        found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "over")
+        found["a running turn"] = "continues" if live else found["a running turn"]
+        found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "ended")
         found["the resident"] = _left(record is not None and record.resident is not None)
         found["spooled results and media"] = _left(await self._is_spooled(h))
         found["a workspace folder of the gateway"] = self._folder()
         found["a folder of your own"] = _left((self.project / "mine.txt").exists())
-        found["a background process"] = "stays" if processes_with(self.keeper) else "ended"
-        found["a background process with `restart`"] = "stays" if processes_with(self.again) else "ended"
+        found["a background process"] = "stays" if processes_with(self.keeper) else "stopped"
+        found["a background process with `restart`"] = "stays" if processes_with(self.again) else "stopped"
         found["a sign-in to the chat page"] = _left(await self._is_signed_in(h))
         return {thing: found[thing] for thing in TABLE}
 
@@ -241,29 +241,29 @@ class Scene:
         remembered = [note.text for note in notes.listing(db, "person", owner.id)]
         named = db.execute("SELECT count(session), count(*) FROM usage").get
         return {
-            "a running turn": {"answered": "over"}.get(turn.state, turn.state) if turn is not None else "gone",
+            "a running turn": {"answered": "ended"}.get(turn.state, turn.state) if turn is not None else "removed",
             "settings of the session": _left("reasoning" in chosen),
-            "a pending approval": {"open": "stays"}.get(asked[0].state, asked[0].state) if asked else "gone",
-            "a queued message": {"refused": "refused"}.get(queued.state, "stays") if queued is not None else "gone",
-            "the transcript": "gone" if not said else "read-only" if row is None or row.ended else "stays",
+            "a pending approval": {"open": "stays"}.get(asked[0].state, asked[0].state) if asked else "removed",
+            "a queued message": {"refused": "refused"}.get(queued.state, "stays") if queued is not None else "removed",
+            "the transcript": "removed" if not said else "read-only" if row is None or row.ended else "stays",
             "summaries": _left(bool(summaries.shown(db, self.idle))),
             "the frozen prompt and tool list": _left(prefix is not None and bool(sessions.prefix(db, prefix).tools)),
             "the shell": _left(workspaces.shell(db, self.idle) is not None),
             "memory": _left(remembered == ["likes tea"]),
             "the audit log": _left(bool(audit.listing(db, session=self.idle, kind="tool"))),
-            "usage": "gone" if not named[1] else "stays" if named[0] else "anonymous",
+            "usage": "removed" if not named[1] else "stays" if named[0] else "anonymous",
         }
 
     async def _task(self, h: InProcessGateway, *, over: bool) -> str:
         """The state of the turn that works on the task, once it has been resumed."""
         if over:
-            return "over"
+            return "ended"
         if h.service.turn_log(self.turn) is None:
             return _left(bool(h.components.engine.stats().delegating))
         with anyio.fail_after(WAIT):
             while not h.components.engine.stats().delegating:
                 await anyio.lowlevel.checkpoint()
-        return "goes on"
+        return "continues"
 
     async def _is_spooled(self, h: InProcessGateway) -> bool:
         names = [path.name for path in (self.home / "spool" / self.idle).glob("sp_*") if path.stat().st_size > 100_000]
@@ -272,7 +272,7 @@ class Scene:
     def _folder(self) -> str:
         places = {"stays": self.home / "workspaces", "in the trash": self.home / "trash"}
         found = [word for word, place in places.items() if (place / self.idle / "deep" / "file").exists()]
-        return found[0] if found else "gone"
+        return found[0] if found else "removed"
 
     async def _is_signed_in(self, h: InProcessGateway) -> bool:
         """The name of the cookie contains the port, which differs in each process of a test."""
@@ -295,14 +295,14 @@ class Scene:
             while not processes_with(self.again) or processes_with(self.keeper):
                 await anyio.sleep(0.005)
         return {
-            "the shell": "restored" if is_restored else "gone",
-            "a background process": "ended and told" if "keeper" in heard else "ended",
-            "a background process with `restart`": "started again",
+            "the shell": "restored" if is_restored else "removed",
+            "a background process": "reported" if "keeper" in heard else "stopped",
+            "a background process with `restart`": "restarted",
         }
 
 
 def _left(there: bool) -> str:
-    return "stays" if there else "gone"
+    return "stays" if there else "removed"
 
 
 def summarise(db: Db, session: str) -> None:

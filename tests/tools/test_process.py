@@ -12,7 +12,7 @@ from tests.workspaces.harness import alive, token, until
 from tests.workspaces.harness import open_workspaces as room
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result
-from tidegate.tools.builtin.process import process
+from tidegate.tools.builtin.terminal.processes import process
 
 pytestmark = pytest.mark.anyio
 

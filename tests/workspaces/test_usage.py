@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from tests.workspaces.harness import WAIT, WorkspaceHarness, open_workspaces, until
-from tidegate.cli.status import commands
+from tidegate.cli.commands.status import commands
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.bounds import WorkspaceBounds
 

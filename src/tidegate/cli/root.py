@@ -45,7 +45,7 @@ def version(as_json: bool) -> None:
 
 
 class _Commands(click.Group):
-    """Imports the module of a command only when the command runs; `--help` imports none."""
+    """Imports a command's module only when the command runs; `--help` imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,7 +55,7 @@ class _Commands(click.Group):
             return None
         if name == "version":
             return version
-        command = importlib.import_module(f"tidegate.cli.{name}").command
+        command = importlib.import_module(f"tidegate.cli.commands.{name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -118,7 +118,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _discard_output() -> None:
-    """Keeps the interpreter from flushing standard output again at exit."""
+    """Keeps the interpreter from flushing standard output again on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -31,7 +31,7 @@ def _refuse_arguments(command: str, words: str) -> None:
 
 
 def format_usage(usage: WindowUsage) -> str:
-    """Formats the usage of the window as lines of text."""
+    """Formats the window's usage as lines of text."""
     about = "" if usage.counted else "about "
     lines = [
         f"{about}{usage.tokens:,} of {usage.window:,} tokens in use, {_share(usage.tokens, usage)} of the window of "

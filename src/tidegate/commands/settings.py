@@ -94,7 +94,7 @@ async def status(context: CommandContext, _: str) -> CommandReply:
 
 
 async def _window_lines(context: CommandContext) -> list[str]:
-    """Shows how full the model's window is, and its largest parts."""
+    """Shows how full the model's window is and what takes the most room."""
     usage = await context.service.window_usage(context.here(), context.principal)
     about = "" if usage.counted else "about "
     share = f"{usage.tokens / usage.window:.0%}"

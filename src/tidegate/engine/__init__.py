@@ -2,7 +2,7 @@
 
 `Engine` is the interface that the packages above use; `agent.Turn` is the interface that the agent loop uses. A
 different engine can be used by implementing both. `build_engine` returns the embedded engine, which runs turns in this
-process and keeps them in the store; nothing else of it is visible outside this package.
+process and stores them in the database. Nothing else of it is visible outside this package.
 """
 
 from tidegate.engine.embedded import build_engine

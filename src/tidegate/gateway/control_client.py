@@ -1,7 +1,7 @@
 """The client of a running gateway's control socket, used by the command line.
 
-Within its deadline, a call either returns the response or raises an error with a one-sentence message. The path of the
-socket may be of any length.
+Within its deadline, a call either returns the response or raises an error with a one-sentence message. The socket's
+path may be of any length.
 """
 
 import os
@@ -19,8 +19,8 @@ _ANSWER_BYTES = 4 << 20  # a status with its ledger is a few kilobytes
 
 
 class FolderPath:
-    """A context manager for a short path to a folder with a path of any length. Unix socket addresses are limited to
-    107 bytes."""
+    """A context manager that provides a short path to a folder whose own path may be of any length. Unix socket
+    addresses are limited to 107 bytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

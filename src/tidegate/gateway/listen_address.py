@@ -1,7 +1,7 @@
-"""The address that the gateway listens on, and the check that it is not exposed by mistake.
+"""The address that the gateway listens on, and a check that it is not exposed by mistake.
 
-The socket is bound before the gateway reports that it is ready. The check uses the address that was bound, not the
-setting. An address beyond loopback is refused without TLS or the explicit `insecure` setting. With either of them, a
+The socket is bound before the gateway reports that it is ready. The check uses the address that was actually bound, not
+the setting. An address beyond loopback is refused unless TLS or the setting `insecure` is enabled. In either case, a
 warning is printed.
 """
 
@@ -12,7 +12,7 @@ import socket
 from tidegate.config import ServerSettings
 from tidegate.errors import Misconfigured
 
-_BACKLOG = 1024  # connections that wait while the loop is busy: enough for a burst of clients
+_BACKLOG = 1024  # connections that can wait while the event loop is busy: enough for a burst of clients
 
 
 def bind(server: ServerSettings, port: int | None) -> socket.socket:

@@ -1,7 +1,7 @@
 """Recording and replay of model traffic: `tidegate up --record FILE` and `tidegate up --replay FILE`.
 
-An unusable file is reported before anything is opened or taken over. The recorder and the replayer are imported only if
-they are used. The scope passed to `open` owns them.
+An unusable file is reported before anything is opened or taken over. The recorder and the replayer are imported only
+when needed. The scope passed to `open` owns them.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ PROCESS = "process"
 
 
 class Recording:
-    """The recording or the replay of this gateway. Most gateways have neither."""
+    """This gateway's recording or replay. Most gateways have neither."""
 
     def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:
         if record is not None and replay is not None:
@@ -71,7 +71,7 @@ class Recording:
 
     @property
     def patience(self) -> RetryPolicy | None:
-        """The retry policy of a replay; None for the models' own policies."""
+        """The retry policy for a replay; None means the models' own policies."""
         return None if self._replayer is None else self._replayer.retry_policy
 
     def status(self) -> RecorderStatus | ReplayerStatus | None:

@@ -2,7 +2,7 @@
 
 Permissions depend on the principal, who is identified by the channel, and never on the content of a message. Notes
 about a person can be written only by that person, or in that person's conversations. Notes about an agent's work become
-part of the prompts of all its users. So they can be written only by the owner, or in the owner's conversations. The
+part of the prompts for all of its users, so they can be written only by the owner, or in the owner's conversations. The
 owner may also see and edit everyone's notes. Every note names its author.
 
 Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing.
@@ -49,7 +49,7 @@ EDIT_HEADER = """\
 
 
 class NoteSubject(Frozen, frozen=True):
-    """The subject of notes. `key` is a principal's id or an agent's name, and `name` is the name for display."""
+    """The subject of notes. `key` is a principal's id or an agent's name, and `name` is the display name."""
 
     about: About
     key: str
@@ -57,8 +57,8 @@ class NoteSubject(Frozen, frozen=True):
 
 
 class Memory:
-    """Provides the `Notes` service to tools, notes to prompts (as a `PromptSource`), and the notes that users see and
-    edit."""
+    """Provides the `Notes` service for tools, the notes for prompts (as a `PromptSource`), and the notes that users see
+    and edit."""
 
     name = "memory"
     needs_tools = False
@@ -91,8 +91,8 @@ class Memory:
         return await self.note_store.part(agent, principal)
 
     async def queue_current_notes(self, session: SessionRow) -> None:
-        """Queues the current notes for the next message, if they differ from the notes in the session's prompt. This is
-        needed because earlier notices about changes may no longer be visible to the model."""
+        """Queues the current notes for the next message if they differ from the notes in the session's prompt, since
+        the model may no longer see earlier notices about changes."""
         if not session.memory_seen or session.prefix is None:
             return
         frozen = part_of(await self._store.read(sessions.prefix, session.prefix), self.name)
@@ -123,8 +123,8 @@ class Memory:
         return message
 
     async def mark(self, agent: str) -> int:
-        """Returns the number of the first change to announce in a conversation with this agent that begins now, or 0 if
-        changes are not announced."""
+        """Returns the number of the first change to announce in a new conversation with this agent, or 0 if changes are
+        not announced."""
         return await self._marks.next() if agent in self._agents else 0
 
     def measure(self) -> Iterator[tuple[str, Holding]]:
@@ -199,8 +199,8 @@ class Memory:
     async def subject(
         self, caller: Principal, *, principal: str | None = None, agent: str | None = None
     ) -> NoteSubject:
-        """Returns the subject of the requested notes, which is the caller by default. Raises an error if the caller may
-        not see the notes."""
+        """Returns the subject of the requested notes, by default the caller. Raises an error if the caller may not see
+        the notes."""
         if agent is not None:
             if principal is not None:
                 raise Refused("Name a principal or an agent, not both.", param="agent")
@@ -244,7 +244,7 @@ class Memory:
         return note_view(await self.note_store.forget(subject.about, subject.key, note, None))
 
     async def rewrite(self, caller: Principal, subject: NoteSubject, text: str, seen: str) -> Notebook:
-        """Replaces the notes with an edited text, if they still have the version `seen`."""
+        """Replaces the notes with an edited text if their version is still `seen`."""
         _check(caller, subject)
         lines = list(read_lines(text))
         found = await self.note_store.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)
@@ -277,7 +277,7 @@ def note_view(note: Note) -> NoteView:
 
 
 def read_lines(text: str) -> list[tuple[int | None, str]]:
-    """Returns the notes in an edited text, each with its number, or None for a new note."""
+    """Returns the notes in an edited text, each with its number; a new note has None instead."""
     found: list[tuple[int | None, str]] = []
     for line in text.split("\n"):
         line = line.strip()

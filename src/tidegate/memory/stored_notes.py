@@ -1,8 +1,9 @@
-"""Notes in the gateway's own store, and their text in prompts.
+"""Notes in the gateway's own store, and the text that they add to prompts.
 
-The same notes produce the same text, byte for byte. Notes of each kind are limited to `memory.prompt_bytes`, not
-counting headings, and the text says how many did not fit. A new conversation requires no read unless a note about its
-person or agent was written since their previous conversation. This is possible because only this process writes notes.
+The same notes produce the same text, byte for byte. The notes of each kind are limited to `memory.prompt_bytes`, not
+counting headings, and the text says how many did not fit. A new conversation does not read the store unless a note
+about its person or agent has been written since their previous conversation. This is possible because only this process
+writes notes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +18,10 @@ from tidegate.plugins import Draft, Note
 from tidegate.store import About, Db, NoteRow, SessionRow, Store, notes
 
 KEPT = 1024
-"""The maximum number of prompt texts, each for one person or agent, that are cached for their next conversation."""
+"""Maximum number of prompt texts, each for one person or agent, cached for their next conversation."""
 
 KEPT_BYTES = 4 * 1024 * 1024
-"""The total size of the cached texts."""
+"""Maximum total size of the cached texts."""
 
 NOTE_WEIGHT, TERM_WEIGHT = 1_000, 100
 """The approximate bytes of a cached note, and of each of its terms."""
@@ -41,7 +42,7 @@ Write = Callable[[Db], None]
 
 
 class NoteMarks:
-    """Provides the number of the next change, which is the first to announce in a conversation that begins now."""
+    """Provides the number of the next change, which is the first one to announce in a new conversation."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -79,8 +80,8 @@ class NoteStore(Protocol):
     ) -> list[Note]: ...
 
     async def add_extracted(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
-        """Stores the notes extracted at the end of a conversation exactly once. If they must be stored in the caller's
-        transaction, returns the function that does so; returns None if they are already stored."""
+        """Stores the notes extracted at the end of a conversation, exactly once. If they must be stored in the caller's
+        transaction, returns a function that does so; returns None if they have already been stored."""
         ...
 
     def extracted_committed(self, session: SessionRow) -> None:
@@ -104,7 +105,7 @@ class StoredNotes:
         self._marks = marks
         self._clock = clock
         self._version = 0
-        """Increases with every write, to detect that a text may have become stale while it was being read."""
+        """Increases with every write, to detect texts that may have become stale while they were being read."""
         self._texts: BoundedCache[tuple[About, str], str] = BoundedCache(
             "notes", cap=KEPT, max_bytes=KEPT_BYTES, weigh=len
         )
@@ -234,7 +235,8 @@ class StoredNotes:
 
 
 def composed(about: About, found: Sequence[Note], room: int) -> str:
-    """Returns the notes as a part of the prompt, one per line. Notes that do not fit are left out and counted."""
+    """Returns the notes as part of the prompt, one per line. Notes that do not fit are left out, and their number is
+    stated."""
     if not found:
         return ""
     return marked(about, (f"- {line_of(note)}" for note in found), room)

@@ -1,12 +1,12 @@
-"""The approval policy: decides from rules and a mode whether one exact action of a tool needs approval.
+"""The approval policy: decides, based on rules and a mode, whether an exact tool action needs approval.
 
-The decision is a pure function: the same rules, mode and action give the same verdict everywhere. Rules take precedence
-over the mode, the first matching rule decides, and a denial is final. A policy is a convenience on top of the sandbox
-and not a security boundary: a rule about a command's text can be bypassed by writing the command differently. The
-sandbox enforces what must not happen; `deny` only keeps an action from being tried.
+The decision is a pure function: the same rules, mode and action always result in the same verdict. Rules take
+precedence over the mode, the first matching rule decides, and a denial is final. A policy is a convenience on top of
+the sandbox, not a security boundary: a rule about a command's text can be bypassed by writing the command differently.
+The sandbox prevents what must not happen; `deny` only keeps an action from being attempted.
 
 A rule is one line: a decision, its subject, and conditions that must all hold. A pattern extends to the next condition,
-so it may contain spaces; in quotes (with `\\` before a quote or a `\\`) it may contain anything.
+so it may contain spaces; in quotes (with `\\` before a quote or a `\\`), it may contain anything.
 
     allow  effect:read
     ask    terminal  command=git push*
@@ -29,7 +29,7 @@ Mode = Literal["strict", "balanced", "autonomous"]
 _DECISIONS: tuple[str, ...] = get_args(Decision)
 _EFFECTS = ("read", "write", "execute", "network")
 
-_TOOL = re.compile(r"[A-Za-z0-9_\-*?\[\]!]+")  # characters of tool names and patterns
+_TOOL = re.compile(r"[A-Za-z0-9_\-*?\[\]!]+")  # characters in tool names and patterns
 _CHANNEL = re.compile(r"channel:(\S*)(?:\s+|$)")
 _ARGUMENT = re.compile(r"([^\W\d]\w*)=")
 _NEXT = re.compile(r"\s+(?=channel:|[^\W\d]\w*=)")
@@ -52,7 +52,7 @@ class Action(Frozen, frozen=True):
 
 
 class PolicyVerdict(Frozen, frozen=True):
-    """A decision; `because` names the rule or the mode that led to it."""
+    """A decision. `because` names the rule or mode that led to it."""
 
     decision: Decision
     because: str
@@ -76,7 +76,7 @@ class PolicyRule(Frozen, frozen=True):
         )
 
     def _matches(self, action: Action, name: str, pattern: str) -> bool:
-        """Compares one value with a pattern. A value that is not text is compared in its JSON form; a missing one
+        """Compares one value with a pattern. A value that is not text is compared in its JSON form; a missing value
         matches nothing. In an `allow` rule, a wildcard in a command never matches a character that ends or joins
         commands in a shell, and a wildcard in a path never matches `..`."""
         value = action.arguments.get(name)
@@ -179,11 +179,11 @@ def _wrong(text: str, what: str) -> Misconfigured:
 
 
 def _adds_to_shell(text: str, pattern: str) -> bool:
-    """True if a wildcard matches a shell character. This is so if the text contains more of these characters than the
+    """True if a wildcard matches a shell character, that is, if the text contains more of these characters than the
     pattern does literally."""
     return len(_SHELL.findall(text)) != len(_SHELL.findall(_WILDCARD.sub("", pattern)))
 
 
 def _climbs(text: str, pattern: str) -> bool:
-    """True if a wildcard matches a part of a path that leads to the folder above."""
+    """True if a wildcard matches a part of a path that leads to the parent folder."""
     return text.split("/").count("..") > pattern.split("/").count("..")

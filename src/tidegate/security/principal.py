@@ -1,4 +1,4 @@
-"""Principals, their roles, and the rights of each role.
+"""Principals, their roles, and each role's rights.
 
 `RIGHTS` is the only definition of what a role may do; all other code calls `may` or `require`. A principal owns
 sessions, idempotency keys and budgets; its API keys can be added and revoked.
@@ -36,11 +36,11 @@ DESCRIPTIONS: Mapping[Right, str] = MappingProxyType(
         "configure": "configure the gateway and manage the conversations of all users",
     }
 )
-"""The name of each right in messages."""
+"""Each right's name in messages."""
 
 
 class Principal(Frozen, frozen=True):
-    """One caller. `agents` are the agents it may use; None means all."""
+    """A caller. `agents` are the agents that it may use; None means all."""
 
     id: str
     name: str
@@ -69,8 +69,8 @@ class Principal(Frozen, frozen=True):
 
 
 def may_grant(giver: Principal, role: UserRole) -> bool:
-    """True if the giver may make and revoke keys of that role. Only the owner may do so for roles that can manage keys
-    themselves."""
+    """True if the giver may create and revoke keys with that role. Only the owner may do so for roles that can manage
+    keys themselves."""
     return giver.may("configure") or (giver.may("pair") and role not in RIGHTS["pair"])
 
 

@@ -1,10 +1,10 @@
-"""A project's instruction files (`AGENTS.md` and the like) in prompts.
+"""A project's instruction files (`AGENTS.md` and similar) in prompts.
 
-A prompt contains only the files named in the agent's settings, only from its project folder, and at most
-`PROJECT_BYTES` in total. If a file is truncated, a note says where the rest is. Each file is shown under its name
-between fences that its content cannot close, so no text in the file can pass for text from the gateway. The same files
-always produce the same text. A file that does not exist is left out. A file that cannot be used, or that the reader
-should not trust (`workspaces.provenance`), is also left out, which is logged once.
+A prompt contains only files named in the agent's settings, only from its project folder, and at most `PROJECT_BYTES` in
+total. If a file is truncated, a note says where the rest is. Each file is shown under its name between fences that its
+content cannot close, so text in the file cannot pass for text from the gateway. The same files always produce the same
+text. Files that do not exist are left out. Files that cannot be used, or that the reader should not trust
+(`workspaces.provenance`), are also left out; this is logged once.
 """
 
 import re
@@ -25,11 +25,11 @@ from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 log = Log(__name__)
 
 PROJECT_BYTES = 32 * 1024
-"""The maximum number of bytes of all files together. These are about 8,000 tokens, which are part of every request of a
+"""Maximum total size of all files. This corresponds to about 8,000 tokens, which are part of every request in a
 conversation."""
 
 LINE_SHARE = 0.9
-"""A truncated last line is dropped only if at least this share of the text is left."""
+"""A truncated last line is dropped only if at least this share of the text remains."""
 
 HEADING = (
     "# The project\n\n"
@@ -75,7 +75,7 @@ class ProjectFiles:
             try:
                 found = file_access.load(file_access.mount(folder), name, room)
                 if found is None or found.mark[:2] in seen:
-                    continue  # often one is a link to the other
+                    continue  # one is often a link to the other
                 if not key.reader.admits(found.path, found.digest):
                     raise InvalidSkill(UNTRUSTED)
                 seen.append((found.mark.device, found.mark.inode))
@@ -99,7 +99,8 @@ def _weigh(text: str) -> int:
 
 
 def _text(found: file_access.FileContent) -> str:
-    """Returns the part of a file that is shown. If it is not the complete file, it consists of complete lines."""
+    """Returns the part of a file that is shown. If the file is not shown in full, the part consists of complete
+    lines."""
     if b"\0" in found.data:
         raise InvalidSkill("it is not text; name another file in project_files.")
     data = found.data if found.complete else _to_a_line_end(found.data)
@@ -108,7 +109,7 @@ def _text(found: file_access.FileContent) -> str:
     except UnicodeDecodeError as error:
         if found.complete or error.start < len(data) - 3:
             raise InvalidSkill("it is not valid UTF-8; save it as UTF-8.") from None
-        return data[: error.start].decode("utf-8-sig")  # one long line, whose last character was split
+        return data[: error.start].decode("utf-8-sig")  # one long line whose last character was split
 
 
 def _to_a_line_end(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """The store: the durable state of every conversation, in one SQLite file.
 
-A write is on disk before it is acknowledged, and survives the death of the process (with `durability = "power"`, of the
-machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, one module
-per kind of row. No other code accesses the tables.
+A write is on disk before it is acknowledged, and survives a crash of the process (with `durability = "power"`, also of
+the machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, with one
+module per kind of row. No other code accesses the tables.
 """
 
 from tidegate.store import maintenance
@@ -55,28 +55,21 @@ from tidegate.store.sqlite.writer import Fault
 from tidegate.store.tables import (
     approvals,
     audit,
-    intents,
     messages,
     notes,
-    open_turns,
-    outbox,
     principals,
     processes,
-    ranking,
-    receipts,
-    search,
-    search_index,
-    session_search,
     sessions,
     settings,
     spooled,
     summaries,
-    turns,
     usage,
     workspaces,
 )
-from tidegate.store.tables.search import AllWords, Mention, SearchableMessage
-from tidegate.store.tables.session_search import FoundSession
+from tidegate.store.tables.search import ranking, search, search_index, session_search
+from tidegate.store.tables.search.search import AllWords, Mention, SearchableMessage
+from tidegate.store.tables.search.session_search import FoundSession
+from tidegate.store.tables.turns import intents, open_turns, outbox, receipts, turns
 
 __all__ = [
     "PROBLEM_KINDS",

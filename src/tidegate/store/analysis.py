@@ -1,10 +1,10 @@
 """Text analysis for search: words, index terms, stop words and dates in questions.
 
-Messages and queries are analysed in the same way. A *word* is what the tokenizer of the database returns: folded to
-lower case, without accents. A *term* is what the index contains: the stem of a word, or, for scripts that are written
-without spaces, each pair of adjacent characters. Stop words have no terms. The time is linear in the text.
+Messages and queries are analysed in the same way. A *word* is a token returned by the database's tokenizer, in lower
+case and without accents. A *term* is an entry in the index: a word's stem or, for scripts written without spaces, a
+pair of adjacent characters. Stop words have no terms. The time needed is linear in the length of the text.
 
-An `Analyzer` belongs to one call in one thread, since a stemmer must not be shared between threads.
+An `Analyzer` is used for one call in one thread, since stemmers must not be shared between threads.
 """
 
 import datetime
@@ -18,11 +18,11 @@ import Stemmer  # type: ignore[import-not-found]
 from tidegate.values import NO_LANGUAGE, Frozen
 
 LONGEST_WORD = 64
-"""Longer words, such as encoded data, are cut to this length in the index."""
+"""In the index, longer words, such as encoded data, are cut to this length."""
 AROUND = 120
-"""Characters of an excerpt before the words, and half of those after them."""
+"""Number of characters in an excerpt before the words, and half the number after them."""
 EXCERPT_FROM = 50_000
-"""The number of characters of a long text from which an excerpt is taken."""
+"""Number of characters of a long text from which an excerpt is taken."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -53,13 +53,13 @@ STOP_WORDS = _words(
     "what when where which while who whom whose why will with would you your yours yourself yourselves d ll m re "
     "s t ve don didn doesn isn wasn aren weren hasn haven hadn wouldn couldn shouldn won"
 )
-"""English words that are not indexed: they are almost half of all words, and no answer depends on them."""
+"""English words that are not indexed. They make up almost half of all words, and no answer depends on them."""
 SUFFIXES = _words(
     "able ably al ally ance ant ate ated ating ation ations ative atives bilities bility ed edly ely ence ent er "
     "ers es ful fully ible ied ier ies iest ily iness ing ings ingly ion ions ism ist ists ities ity ive ively "
     "ization ize ized izes izing less ly ment ments ness or ors ous ously s y"
 )
-"""English suffixes that a stemmer removes."""
+"""English suffixes that are removed by a stemmer."""
 ENDS = {
     begun: tuple(sorted({suffix[len(begun) :] for suffix in SUFFIXES if suffix.startswith(begun)}))
     for begun in {suffix[:end] for suffix in SUFFIXES for end in range(1, len(suffix) + 1)}
@@ -72,8 +72,8 @@ QUESTION_WORDS = _words(
     "ask asked discuss discussed find kind long many mention mentioned much often say said talk talked tell told "
     "type conversation message messages according"
 )
-"""Words of a question about a conversation that describe the question, not the answer. They are ignored in ranked
-searches if the query has other words."""
+"""Words in questions about conversations that describe the question, not the answer. They are ignored in ranked
+searches if the query contains other words."""
 
 TIME_WORDS = _words(
     "yesterday today tonight tomorrow last next ago recently just week weeks weekend month months year years morning "
@@ -97,11 +97,11 @@ _DATES = (
     re.compile(r"\b(?:in|during|since|of)\s+(?P<year>(?:19|20)\d{2})\b"),
 )
 _RELATIVE = {"today": (0, 0), "yesterday": (1, 1), "last week": (1, 13), "this week": (0, 6), "last month": (1, 61)}
-"""Expressions relative to now, in days before today: the last and the first day."""
+"""Expressions relative to the current day, each with its last and first day, in days before today."""
 
 
 class Period(Frozen, frozen=True):
-    """Days that a query mentions: a year, a month, a day of a month, or the seconds from `first` to `end`."""
+    """A period mentioned in a query: a year, a month, a day of a month, or the seconds from `first` to `end`."""
 
     year: int | None = None
     month: int | None = None
@@ -110,8 +110,8 @@ class Period(Frozen, frozen=True):
     end: float | None = None
 
     def distance(self, at: float) -> float | None:
-        """Returns the number of days between this time and the period, 0 if the time is within it, or None if the
-        period does not determine it."""
+        """Returns the number of days between this time and the period, 0 if the time is within the period, or None if
+        the period leaves this open."""
         if self.first is not None and self.end is not None:
             return 0.0 if self.first <= at < self.end else max(self.first - at, at - self.end) / 86400
         then = time.gmtime(at)
@@ -128,7 +128,7 @@ class Period(Frozen, frozen=True):
 
 
 class WordSplitter(Protocol):
-    """The tokenizer of the database."""
+    """The database's tokenizer."""
 
     def words(self, text: str) -> list[str]: ...
     def spans(self, text: str) -> list[tuple[int, int, str]]: ...
@@ -154,11 +154,11 @@ class Analyzer:
         )
 
     def terms(self, text: str) -> list[str]:
-        """Returns the distinct terms of a text, in the order of their first words."""
+        """Returns a text's distinct terms, in order of first occurrence."""
         return list(dict.fromkeys(self._terms(self.words(text))))
 
     def terms_of(self, word: str) -> list[str]:
-        """Returns the terms of one word, none if it is a stop word."""
+        """Returns the terms of one word; none if it is a stop word."""
         return list(self._terms([word]))
 
     def begins_stop_word(self, prefix: str) -> bool:
@@ -187,8 +187,9 @@ class Analyzer:
         return [prefix], list(dict.fromkeys(stem for stem in stems if not stem.startswith(prefix)))
 
     def excerpt(self, text: str, words: Iterable[str], *, exact: bool = False) -> str:
-        """Returns one line with the part of a text that contains most of these words, or else its beginning. A word
-        that ends in * is a prefix. Unless `exact`, other words with the same stem count too."""
+        """Returns one line with the part of a text that contains most of these words or, if there is none, its
+        beginning. A word that ends in * is a prefix. Unless `exact` is set, other words with the same stem count,
+        too."""
         start = 0 if len(text) <= 2 * AROUND else self._densest(text[:EXCERPT_FROM], list(words), exact)
         first, last = max(0, start - AROUND), min(len(text), start + 2 * AROUND)
         line = " ".join(text[first:last].split())
@@ -256,7 +257,7 @@ def _parts(run: str) -> Iterator[str]:
 
 
 def periods(query: str, now: float) -> list[Period]:
-    """Returns the dates that a query mentions. Only the first 1,000 characters are read."""
+    """Returns the dates mentioned in a query. Only the first 1,000 characters are read."""
     text = query[:1000].lower()
     found: list[Period] = []
     for pattern in _DATES:

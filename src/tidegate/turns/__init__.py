@@ -1,12 +1,12 @@
-"""Turns: running one turn, and the services that turns use.
+"""Turns: running a turn, and the services that turns use.
 
 `Runner` runs a turn for the engine. Approvals, budgets, compaction, delegation and model fallback each have a module or
-a package. `delegation` and `skill_reader` are imported only if an agent uses them, so they are not exported here.
+package. `delegation` and `skill_reader` are imported only if an agent uses them, so they are not exported here.
 """
 
 from tidegate.turns.approvals import Approvals, QuestionView
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
+from tidegate.turns.channel_registry import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,

@@ -1,12 +1,12 @@
-"""Questions to a person: approvals of one exact action, and questions that a tool asks.
+"""Questions to a person: approvals for exact actions, and questions asked by tools.
 
 A question is stored before anyone sees it, and survives unloading, restarts and kills. When a resumed turn asks again,
-it finds the stored question, open or answered. It is answered once, from any client, by anyone who is allowed to. It is
-closed when its turn is stopped, when its session ends, or when it expires.
+it finds the stored question, open or answered. A question is answered once, from any client, by anyone who is allowed
+to. It is closed when its turn is stopped, when its session ends, or when it expires.
 
-Questions go to the person in the conversation. Approvals go to this person too if their role permits it, and otherwise
-to the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
-nobody can be asked, the action is denied and the model receives the reason. Questions of a delegated task are asked in
+Questions go to the person in the conversation. Approvals go to this person, too, if their role permits it, otherwise to
+the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
+nobody can be asked, the action is denied and the model receives the reason. A delegated task's questions are asked in
 the conversation from which the task was delegated.
 
 This service only counts the waiting questions; the turns themselves do the waiting.
@@ -35,18 +35,18 @@ from tidegate.store import (
     sessions,
     turns,
 )
-from tidegate.turns.channels import DELEGATE, Channels
+from tidegate.turns.channel_registry import DELEGATE, Channels
 from tidegate.values import Frozen, QuestionAnswered, QuestionAsked, new_id
 
 LISTED = 200
-"""The number of questions in one listing, unless more are requested."""
+"""Number of questions in one listing, unless more are requested."""
 
 
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
     """A request to a person: to approve one exact action, shown in `summary`, or to answer a question. `state` is open,
     approved, denied, answered, expired or cancelled. `conversation` is the session in which the person sees the
-    question: the session of the turn itself or, for a delegated task, of the outermost turn. `person` is the name of
-    the person in that conversation."""
+    question: the turn's own session or, for a delegated task, the outermost turn's session. `person` is the name of the
+    person in that conversation."""
 
     id: str
     session: str
@@ -63,7 +63,7 @@ class QuestionView(Frozen, frozen=True, omit_defaults=False):
     answer: str | None = None
     answered_at: float | None = None
     for_owner: bool = False
-    """True if only the owner of the gateway may answer it."""
+    """True if only the gateway's owner may answer it."""
 
 
 def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionView:
@@ -107,7 +107,7 @@ class Approvals:
 
     @property
     def waiting(self) -> int:
-        """The number of questions of this process's turns that wait for an answer."""
+        """The number of questions from this process's turns that are waiting for an answer."""
         return self._waiting.total()
 
     # -- for people who answer --
@@ -115,8 +115,8 @@ class Approvals:
     async def open_for(
         self, principal: Principal, *, session: str | None = None, limit: int = LISTED
     ) -> list[QuestionView]:
-        """Returns the questions that wait for this principal's answer, oldest first. They are from all conversations of
-        the principal, or from one conversation and its tasks."""
+        """Returns the questions that are waiting for this principal's answer, oldest first: those from all of the
+        principal's conversations, or those from one conversation and its tasks."""
 
         def read(db: Db) -> list[QuestionView]:
             found = approvals.open_for(
@@ -127,7 +127,7 @@ class Approvals:
         return await self._store.read(read)
 
     async def of_session(self, session: str, principal: Principal, *, limit: int = LISTED) -> list[QuestionView]:
-        """Returns all questions in a conversation of this principal, latest first."""
+        """Returns all questions in one of this principal's conversations, latest first."""
         own = None if principal.may("configure") else principal.id
 
         def read(db: Db) -> list[QuestionView]:
@@ -136,7 +136,8 @@ class Approvals:
         return await self._store.read(read)
 
     async def open_for_others(self, principal: Principal, session: str | None) -> list[QuestionView]:
-        """Returns the open questions in a conversation of this principal that wait for someone else's answer."""
+        """Returns the open questions in one of this principal's conversations that are waiting for someone else's
+        answer."""
 
         def read(db: Db) -> list[QuestionView]:
             rows = approvals.open_of(db, session or "", self._clock())
@@ -197,7 +198,7 @@ class Approvals:
     # -- for event streams --
 
     async def open_events(self, session: str) -> list[QuestionAsked]:
-        """Returns the open questions of the session and of its tasks, oldest first, for readers that connect after the
+        """Returns the open questions from the session and its tasks, oldest first, for readers that connect after the
         questions were asked."""
         return await self._store.read(_open_events, session, self._clock())
 
@@ -205,7 +206,7 @@ class Approvals:
 
     async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
         """Asks the question, sends it to the turn's readers, and waits until it is closed. Returns the question's row,
-        or the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
+        or the reason why nobody can be asked. If the step has already asked the question, the limits are not checked
         again."""
 
         async def find() -> ApprovalRow | None:
@@ -255,8 +256,8 @@ class Approvals:
         return () if taken.turn.within is None else await self._store.read(_delegating_agents, taken.turn.id)
 
     async def channel(self, taken: TakenTurn) -> str:
-        """Returns the channel of the person for whom this turn runs, even if another agent delegated the turn as a
-        task."""
+        """Returns the channel of the person for whom this turn is running, even if another agent delegated the turn as
+        a task."""
         return (await self._origin(taken))[0]
 
     async def _origin(self, taken: TakenTurn) -> tuple[str, bool]:
@@ -273,7 +274,7 @@ class Approvals:
         return turn.channel, attended and session.kind != "ephemeral"
 
     async def _unreachable_reason(self, taken: TakenTurn) -> str | None:
-        """Returns the reason why nobody can answer a question of this turn; None if someone can."""
+        """Returns the reason why nobody can answer this turn's questions, or None if someone can."""
         channel, attended = await self._origin(taken)
         if not attended:
             return f"nobody can be asked on the channel {channel}"
@@ -354,8 +355,9 @@ def _unknown(id: str) -> NotFound:
 
 
 def _answer(row: ApprovalRow, text: str) -> str:
-    """Returns the answer or, if the question has choices, the choice that the answer names by text or number. Answers
-    to closed questions are not checked here: the caller gets an error saying that the question is closed."""
+    """Returns the answer or, if the question has choices, the choice that the answer specifies by text or number.
+    Answers to closed questions are not checked here, since the caller gets an error saying that the question is
+    closed."""
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:

@@ -3,8 +3,8 @@
 The policy decides on each individual call. A call that needs approval runs only if its approval row, read immediately
 before, is approved and has the digest of exactly this call. If the approval is denied, expires or cannot be requested,
 the tool result tells the model why. If the agent is configured that way, expiry ends the turn. The approver sees the
-complete action, and an action that is too long to show is refused. A task is also subject to the policies of all agents
-that delegated it; the strictest policy applies.
+complete action; an action that is too long to show is refused. A task is also subject to the policies of all agents
+that have delegated it; the strictest policy applies.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ ANOTHER = "Not run: the approval of this step was for a different action, and is
 
 
 class Policy(Frozen, frozen=True):
-    """The policy of one agent. It decides which tool calls need no approval, and what happens to a turn whose question
-    is not answered."""
+    """An agent's policy: which tool calls need no approval, and what happens to a turn whose question is not
+    answered."""
 
     mode: Mode
     rules: tuple[PolicyRule, ...]
@@ -41,7 +41,7 @@ _STRICTEST = Policy(mode="strict", rules=(), unanswered="end")
 
 
 def policies(config: Config) -> Mapping[str, Policy]:
-    """Returns the policy of each agent. Raises Misconfigured if a rule is invalid."""
+    """Returns each agent's policy. Raises Misconfigured if a rule is invalid."""
     return {
         name: Policy(
             mode=agent.approvals, rules=tuple(parse(rule) for rule in agent.rules), unanswered=agent.unanswered
@@ -51,7 +51,7 @@ def policies(config: Config) -> Mapping[str, Policy]:
 
 
 class TurnPermissions:
-    """The permissions of one turn. Owned by the turn."""
+    """One turn's permissions. Owned by the turn."""
 
     def __init__(
         self, questions: Approvals, policies: Mapping[str, Policy], taken: TakenTurn, workspace: Workspace
@@ -62,7 +62,7 @@ class TurnPermissions:
         self._in_force: tuple[Policy, ...] = ()
         self._taken = taken
         self._workspace = workspace
-        # lint: allow it ends with the turn; a question → how often its step has asked it
+        # lint: allow lives as long as the turn; a question → how often its step has asked it
         self._times: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # step → the number of its open questions
 
@@ -86,8 +86,8 @@ class TurnPermissions:
         return await self._ask_approval(turn, step, call, verdict.because, contained=action.contained)
 
     async def _find_policies(self) -> tuple[Policy, ...]:
-        """Returns the policy of the agent and the policies of the agents that delegated its task. For an agent that is
-        no longer configured, the strictest policy applies."""
+        """Returns the agent's policy and the policies of the agents that delegated its task. For an agent that is no
+        longer configured, the strictest policy applies."""
         delegating_agents = await self._questions.delegating_agents(self._taken)
         self._in_force = (self._policy, *(self._policies.get(agent, _STRICTEST) for agent in delegating_agents))
         return self._in_force
@@ -118,8 +118,8 @@ class TurnPermissions:
 
     async def ask(self, turn: Turn, step: str, question: str, choices: Sequence[str]) -> str:
         """Asks a person a tool's question and returns the answer. A call may ask several questions, and may ask one
-        more than once. Each is stored separately, and a call that is repeated after a crash finds its questions
-        again."""
+        more than once. Each question is stored separately, and a call that is repeated after a crash finds its
+        questions again."""
         digest = approvals.action_digest("", msgspec.json.encode([question, list(choices)]).decode())
         name = f"{step}-{digest.hex()[:16]}"
         nth = self._times[name]
@@ -152,8 +152,8 @@ class TurnPermissions:
             await self._questions.withdraw(turn, step)
 
     def _refusal(self, row: ApprovalRow) -> str:
-        """Returns the reason why there is no approval or no answer. A call that asks a question has already started and
-        may have had effects."""
+        """Returns the reason why there is no approval or no answer. A call that has asked a question was already
+        running and may have had effects."""
         consequence = "" if row.kind == "question" else ", so nothing was done"
         if row.state == "denied":
             return f"Not run: the person denied it{f', and said: {row.answer}' if row.answer else '.'}"
@@ -172,9 +172,9 @@ class TurnPermissions:
 
 
 def summary(call: ToolCall) -> str:
-    """Returns the action as it is shown to a person: the tool, followed by each argument on a new line. Continuation
-    lines of an argument are indented, so they cannot be mistaken for another argument. An action that is too long to
-    show is cut somewhere above `SUMMARY_CHARACTERS`, since preparing all of it could take long."""
+    """Returns the action as shown to a person: the tool, followed by each argument on a new line. An argument's
+    continuation lines are indented, so they cannot be mistaken for another argument. An action that is too long to show
+    is cut somewhere above `SUMMARY_CHARACTERS`, since preparing all of it could take a long time."""
     most = approvals.SUMMARY_CHARACTERS + 1
     arguments = _arguments(call)
     lines = [call.name]

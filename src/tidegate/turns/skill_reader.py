@@ -1,7 +1,7 @@
 """The results of the tool `skill`: a list of skills, one skill, or one of its files.
 
-An agent can read only its own skills, whatever the arguments of the call. The gateway's text comes first and the file's
-text last, so no file can imitate the gateway. Every failure is a `ToolFailed` with a one-sentence message.
+An agent can read only its own skills, whatever the call's arguments. The gateway's text comes first and the file's text
+last, so no file can imitate the gateway. Every failure is a `ToolFailed` with a one-sentence message.
 """
 
 from tidegate.errors import ToolFailed
@@ -11,8 +11,7 @@ from tidegate.workspaces.files import printable, shown
 
 NO_SKILLS = "There are no skills here."
 LONGEST_NAME = 100
-"""The number of characters of an unknown name that are compared with the known names. A name has at most 64
-characters."""
+"""Number of characters of an unknown name that are compared with the known names, which have at most 64 characters."""
 READ_HERE = "Your commands cannot see its folder: read its files with this tool."
 
 

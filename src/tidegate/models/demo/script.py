@@ -1,4 +1,4 @@
-"""The replies of the demo model: a pure function from a request to a reply.
+"""The demo model's replies: a pure function from a request to a reply.
 
 The same request always gets the same reply, and the demo model never pretends to be a real one. docs/demo-model.md
 lists the words that it understands.
@@ -134,8 +134,8 @@ class _Message(msgspec.Struct):
 
     @property
     def is_users(self) -> bool:
-        """True if a person sent the message. A message that contains only notes, perhaps followed by media, is from the
-        gateway."""
+        """True if a person sent the message. Messages that contain only notes, possibly followed by media, come from
+        the gateway."""
         if self.role != "user" or self.text.strip():
             return self.role == "user"
         return bool(self.given) and isinstance(self.content, list) and not any(part.text for part in self.content)
@@ -156,7 +156,7 @@ read_request = msgspec.json.Decoder(DemoRequest).decode
 
 
 def _summary(request: DemoRequest) -> DemoReply | None:
-    """Replies to a summary request with the first words of some messages."""
+    """Replies to a summary request with the first words of some of the messages."""
     if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -166,8 +166,7 @@ def _summary(request: DemoRequest) -> DemoReply | None:
 
 
 def _learnt(request: DemoRequest) -> DemoReply | None:
-    """Replies to the request for notes at the end of a conversation with the texts that the user wrote after
-    `note:`."""
+    """Replies to the request for notes at the end of a conversation with whatever the user wrote after `note:`."""
     if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -212,8 +211,8 @@ def _tells_time(name: str) -> bool:
 
 
 def _tools(said: str, request: DemoRequest) -> DemoReply | None:
-    """Returns the tool calls for a request in plain words, or a reply that the tool is missing. Returns None for other
-    requests."""
+    """Returns the tool calls for a request in plain words, or a reply that says that the tool is missing. Returns None
+    for other requests."""
     made = sum(len(message.tool_calls) for message in request.messages)
     wanted: list[tuple[str, str]] = []
     if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):

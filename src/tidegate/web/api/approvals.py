@@ -1,8 +1,7 @@
 """`/api/approvals`: agents' approval requests and questions, and the users' answers.
 
-Users see and answer only their own; requests for those of other users get 404, whatever the caller's role. The first
-answer from any client counts, and repeating it changes nothing. Lists are bounded and say whether there are more
-entries.
+Users see and answer only their own; requests for another user's get 404, whatever the caller's role. The first answer
+from any client counts; repeating it changes nothing. Lists are bounded and say whether there are more entries.
 """
 
 from typing import Annotated, Literal
@@ -29,7 +28,7 @@ class ApprovalsQuery(msgspec.Struct):
 
 
 class ApprovalsAnswer(msgspec.Struct, frozen=True):
-    """The approvals and questions that wait for your answer, oldest first."""
+    """The approvals and questions that are waiting for your answer, oldest first."""
 
     approvals: list[QuestionView]
     more: bool
@@ -38,7 +37,7 @@ class ApprovalsAnswer(msgspec.Struct, frozen=True):
 
 class AnswerIn(msgspec.Struct):
     """Your decision. Use `approved` or `denied` for an approval, with an optional reason in `text`. Use `answered` for
-    a question, with the answer in `text`. If the question has choices, the answer is one of them or its number."""
+    a question, with the answer in `text`. If the question has choices, the answer must be one of them or its number."""
 
     decision: Literal["approved", "denied", "answered"]
     text: Annotated[str, Meta(max_length=approvals.ANSWER_CHARACTERS)] = ""

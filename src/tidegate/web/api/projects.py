@@ -1,4 +1,4 @@
-"""`/api/projects/files`: the project files that enter prompts, and the owner's approval of their content.
+"""`/api/projects/files`: project files that are included in prompts, and the owner's approval of their content.
 
 Only the owner may use these endpoints. Content is approved by its digest, so the approval covers exactly the content
 that the owner has read.
@@ -16,7 +16,7 @@ from tidegate.web.app.http_response import HttpResponse, json_response
 
 
 class ProjectFile(msgspec.Struct):
-    """A project file. `sha256` covers the first MiB, which is the most that a prompt can contain."""
+    """A project file. `sha256` covers the first MiB, which is the maximum that a prompt can contain."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -1,7 +1,7 @@
 """Metrics for Prometheus.
 
 A request only increments a few integers. All other values are read from the packages when the metrics are scraped.
-Labels come from closed sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the
+Labels are taken from closed sets (routes, statuses, states, reasons, settings, configured models and budgets), so the
 number of series is bounded. There is no global registry. The Prometheus library is imported at the first scrape; a
 gateway that is never scraped does not load it.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """The collector of all metrics. Creating one imports the Prometheus library."""
+    """The collector for all metrics. Creating one imports the Prometheus library."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Metrics:
             collect = staticmethod(self.read)
 
             def describe(self) -> "Iterator[Metric]":
-                """Describes nothing. Prometheus would otherwise collect the metrics to describe them, before the
+                """Describes nothing. Otherwise, Prometheus would collect the metrics to describe them, before the
                 packages are open."""
                 return iter(())
 
@@ -148,7 +148,7 @@ class Metrics:
         yield from self._model_metrics(status.model_states)
 
     def _usage_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
-        """Yields the metrics by configured model, and by budget of the whole gateway."""
+        """Yields the metrics by configured model, and by budget for the whole gateway."""
         tokens = _counter(
             "tidegate_tokens",
             "Tokens used by models, by kind; cached and written ones are part of the input.",
@@ -241,7 +241,7 @@ class Metrics:
     def _limit_metrics(self) -> "Iterator[Metric]":
         limits = _gauge("tidegate_limit", "The settings of [limits], by name.", labels=("name",))
         for name, value in msgspec.structs.asdict(self._limits).items():
-            if value is not None:  # the gateway chooses those itself and reports them among its gauges
+            if value is not None:  # the gateway chooses these values itself and reports them among its gauges
                 limits.add_metric((name,), value)
         yield limits
 

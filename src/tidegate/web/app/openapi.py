@@ -143,7 +143,7 @@ def _query(endpoint: Endpoint, refs: dict[Any, Any], components: dict[str, Any])
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Removes null from a query parameter's type. A query cannot contain null; a nullable field is left out instead."""
+    """Removes null from a query parameter's type. A query cannot contain null; nullable fields are left out instead."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf" and value is not None}
     return {**choices[0], **rest} if len(choices) == 1 else schema

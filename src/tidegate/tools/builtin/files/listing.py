@@ -1,4 +1,4 @@
-"""The tool `list_files`: the contents of a folder.
+"""The tool `list_files`, which lists the contents of a folder.
 
 A listing has one name per line, in a fixed order, and mentions everything that it leaves out.
 """

@@ -1,6 +1,7 @@
-"""The tool `search_files`: finds lines that match a pattern.
+"""The tool `search_files`, which finds lines that match a pattern.
 
-Lines are listed under their file with their numbers, in a fixed order. Everything that was not searched is mentioned.
+Lines are listed under their file with their numbers, in a fixed order. The result mentions everything that was not
+searched.
 """
 
 from collections.abc import Iterator

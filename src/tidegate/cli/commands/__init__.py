@@ -1,0 +1,1 @@
+"""The commands, one module or package each. Its `command` is what runs."""
