@@ -1,10 +1,10 @@
 """Notes that are offered with a message, because they do not fit into the prompt and are about what it says.
 
 Only notes of the person who wrote the message and of the agent that answers are considered. They are ranked as messages
-are in a search (`store/tables/search/ranking.py`): by the words that they share with the message, weighted by their rarity
-among the notes. The number and the size of the notes is bounded. The notes are a message of their own after the user's
-message, accepted in the same transaction, so a turn that is resumed or retried has the same ones. They are marked as
-data, shown as a remark of the gateway, and never found by a search.
+are in a search (`store/tables/search/ranking.py`): by the words that they share with the message, weighted by their
+rarity among the notes. The number and the size of the notes is bounded. The notes are a message of their own after the
+user's message, accepted in the same transaction, so a turn that is resumed or retried has the same ones. They are
+marked as data, shown as a remark of the gateway, and never found by a search.
 """
 
 import time

@@ -445,7 +445,7 @@ _V14 = (
 
 _V15 = (
     "CREATE TABLE index_words(term TEXT PRIMARY KEY) WITHOUT ROWID",
-    "CREATE TABLE index_sweep(term TEXT NOT NULL)",
+    "CREATE TABLE index_sweep(term TEXT NOT NULL, again INTEGER NOT NULL)",
     "CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, message_terms, row)",
     "INSERT INTO index_words SELECT term FROM temp.vocabulary",
     "DROP TABLE temp.vocabulary",

@@ -262,9 +262,9 @@ def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
                 (removed, number),
             )
             if removed:
-                # From the beginning, also if terms are being swept.
-                db.execute("DELETE FROM index_sweep")
-                db.execute("INSERT INTO index_sweep(term) VALUES('')")
+                db.execute("UPDATE index_sweep SET again = 1")
+                if not db.changes():
+                    db.execute("INSERT INTO index_sweep(term, again) VALUES('', 0)")
         if part == 0:
             if last == LAST:
                 db.execute(dialect.DELETE_TITLE, (number,))
@@ -275,17 +275,21 @@ def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
 def sweep(db: Db) -> int:
     """After messages were removed, removes the next terms that no message contains any more. Returns the number of
     terms looked up, 0 if there is nothing to do."""
-    after = db.execute("SELECT term FROM index_sweep").get
-    if after is None:
+    state = db.execute("SELECT term, again FROM index_sweep").get
+    if state is None:
         return 0
+    after, again = state
     terms = [term for (term,) in db.execute(_SWEPT, (after, SWEPT))]
     unused = [
         term for term in terms if db.execute(dialect.FIND_ENTRIES, (dialect.match_word(term), 0, LAST, 1)).get is None
     ]
     db.execute(f"DELETE FROM index_words WHERE term IN {dialect.ID_LIST}", (dialect.id_list(unused),))
-    db.execute("DELETE FROM index_sweep")
     if terms:
-        db.execute("INSERT INTO index_sweep(term) VALUES(?)", (terms[-1],))
+        db.execute("UPDATE index_sweep SET term = ?", (terms[-1],))
+    elif again:
+        db.execute("UPDATE index_sweep SET term = '', again = 0")
+    else:
+        db.execute("DELETE FROM index_sweep")
     return max(1, len(terms))
 
 
