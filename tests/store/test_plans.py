@@ -211,6 +211,7 @@ def recall(db: Db, session: str) -> None:
     """The statements of recall."""
     search_index.index(db)
     search_index.index_former(db)
+    search_index.sweep(db)
     search_index.count_unindexed(db)
     analyzer = search_index.analyzer(db)
     for principal, one in ((OWNER, None), (OWNER, session)):
@@ -219,8 +220,7 @@ def recall(db: Db, session: str) -> None:
         asked = ranking.Question("hello", analyzer, 1.0)
         ranking.search_ranked(db, asked, lambda found: found, principal=principal, session=one, own=session)
     for whose in (OWNER, None):
-        session_search.search_mentions(db, "hello", principal=whose, ended=None, below=search_index.LAST, limit=9)
-        session_search.search_titles(db, "hello", principal=whose, ended=None, limit=9)
+        session_search.find(db, "hello", principal=whose)
     search.mention(db, 1, "t_9")
     search_index.sessions_below(db, OWNER, 1 << 30, 10)
     search_index.session_of(db, OWNER, 0)

@@ -8,6 +8,7 @@ owner may also see and edit everyone's notes. Every note names its author.
 Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -15,19 +16,26 @@ from typing import TYPE_CHECKING
 from tidegate.agent import part_of
 from tidegate.config import Config
 from tidegate.errors import NotAllowed, NotFound, Refused, ToolFailed
-from tidegate.lifetimes import CacheStats, Holding
+from tidegate.lifetimes import BoundedCache, CacheStats, Holding
+from tidegate.memory.related_notes import best, message_of
 from tidegate.memory.stored_notes import NoteMarks, NoteStore, StoredNotes, line_of
 from tidegate.memory.views import Notebook, NoteView
 from tidegate.plugins import Draft, Note
 from tidegate.security import Principal
 from tidegate.store import About, SessionRow, Store, messages, notes, principals, sessions
 from tidegate.tools import ToolContext
-from tidegate.values import Frozen
+from tidegate.values import Frozen, Inbound, Message
 
 if TYPE_CHECKING:
     from tidegate.plugins.host import Plugin
 
 TOOLSET = "memory"
+
+CONVERSATIONS = 1024
+"""The conversations for which the gateway knows which notes were offered lately."""
+OFFERED_AGAIN_AFTER = 20
+"""The messages of a conversation after which a note may be offered again, since the model may not see the earlier
+message any more."""
 
 _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
 
@@ -63,6 +71,9 @@ class Memory:
         self._clock = clock
         self._agents = frozenset(name for name, agent in config.agents.items() if TOOLSET in agent.tools)
         self._marks = NoteMarks(store)
+        self._offered: BoundedCache[tuple[str, str], tuple[tuple[int, ...], ...]] = BoundedCache(
+            "offered notes", cap=CONVERSATIONS
+        )
         self.note_store: NoteStore
         if provider is None:
             self.note_store = StoredNotes(store, config.memory, self._marks, clock)
@@ -90,6 +101,27 @@ class Memory:
             lines = [CHANGED, *(now.splitlines() or ["There are none left."])]
             await self._store.write(messages.add_notice_lines, session.id, lines, self._clock())
 
+    async def related(self, inbound: Inbound) -> Message | None:
+        """Returns a message with the notes that do not fit into the prompt and match this message."""
+        room = self._config.memory.related_bytes
+        conversation = inbound.session or inbound.name
+        if not room or inbound.agent not in self._agents or not (conversation or inbound.new):
+            return None
+        text = inbound.messages[-1].text if inbound.messages[-1].role == "user" else ""
+        found = (
+            *await self.note_store.left_out("person", inbound.principal),
+            *await self.note_store.left_out("agent", inbound.agent),
+        )
+        if not text or not found:
+            return None
+        key = (inbound.principal, conversation or "")
+        seen = (conversation and self._offered.get(key)) or ()
+        offered = await self._store.read(best, text, found, frozenset(itertools.chain.from_iterable(seen)))
+        message, numbers = message_of(offered, room)
+        if conversation:
+            self._offered.put(key, (*seen, tuple(numbers))[-OFFERED_AGAIN_AFTER:])
+        return message
+
     async def mark(self, agent: str) -> int:
         """Returns the number of the first change to announce in a new conversation with this agent, or 0 if changes are
         not announced."""
@@ -102,6 +134,9 @@ class Memory:
 
     def stats(self) -> CacheStats:
         return self.note_store.stats()
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (*self.note_store.caches(), self._offered.stats())
 
     # -- for agents --
 

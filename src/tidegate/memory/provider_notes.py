@@ -17,6 +17,7 @@ from tidegate.config import MemorySettings
 from tidegate.errors import Busy, NotFound, TidegateError
 from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
+from tidegate.memory.related_notes import IndexedNote
 from tidegate.memory.stored_notes import NoteMarks, Write, marked
 from tidegate.plugins import Draft, MemoryProvider, Note
 from tidegate.plugins.host import Plugin, PluginFailed
@@ -71,6 +72,10 @@ class ProviderNotes:
         # Each line is a list item, so that none can imitate one of the gateway's headings.
         lines = [f"- {line.strip().lstrip('#-* ')}" for line in text.splitlines() if line.strip()]
         return marked("person", lines, 2 * self._settings.prompt_bytes) if lines else ""
+
+    async def left_out(self, about: About, whose: str) -> tuple[IndexedNote, ...]:
+        """A provider decides itself what a conversation begins with."""
+        return ()
 
     async def listing(self, about: About, whose: str) -> list[Note]:
         return list(await self._ask(lambda provider: provider.listing(about, whose)))[:MOST_NOTES]
@@ -131,6 +136,9 @@ class ProviderNotes:
 
     def stats(self) -> CacheStats:
         return CacheStats("notes", 0, 1, 0, 0, 0, 0)
+
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (self.stats(),)
 
     async def _ask(self, what: Callable[[MemoryProvider], Awaitable[T]], number: int | None = None) -> T:
         if self._clock() < self._paused_until:

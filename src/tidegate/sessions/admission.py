@@ -10,7 +10,7 @@ The intake's only state is a flag that is set while it is open; the turns belong
 """
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -85,6 +85,7 @@ class Intake:
         prompt_prefixes: PromptPrefixes,
         spool: Spool,
         clock: Callable[[], float],
+        related: Callable[[Inbound], Awaitable[Message | None]] | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -93,6 +94,7 @@ class Intake:
         self._prompt_prefixes = prompt_prefixes
         self._spool = spool
         self._clock = clock
+        self._related = related
         self._open = True
 
     def close(self) -> None:
@@ -136,6 +138,7 @@ class Intake:
             "inbound": inbound,
             "turn": new_id("t"),
             "fresh": await self._fresh(inbound),
+            "offer": None if self._related is None else await self._related(inbound),
             "limits": self._config.limits,
             "take": self._engine.can_start(inbound.within),
             "accept": self._engine.accept,
@@ -237,10 +240,12 @@ def admit(
     take: bool,
     accept: Accept,
     now: float,
+    offer: Message | None = None,
     uploads: UploadFolder | None = None,
 ) -> Admission:
     """Admits a message. With `take`, the engine may start an idle session's turn in this transaction, which saves a
-    second one. `accept` is the engine's method. `uploads` contains the messages' larger media."""
+    second one. `accept` is the engine's method. `offer` contains notes for the model that match the message. `uploads`
+    contains the messages' larger media."""
     _lock(db, inbound)
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
@@ -277,7 +282,7 @@ def admit(
         channel=inbound.channel,
         call=inbound.call,
         on_disconnect=reaction,
-        messages=inbound.messages,
+        messages=(*inbound.messages, offer) if offer is not None and _has_notes(session, inbound) else inbound.messages,
         job=inbound.job,
         within=within,
     )
@@ -294,6 +299,11 @@ def admit(
         stops=stops,
         tools=tools,
     )
+
+
+def _has_notes(session: SessionRow, inbound: Inbound) -> bool:
+    """True if the prompt of this session may contain notes about this person and agent."""
+    return bool(session.memory_seen) and (session.principal, session.agent) == (inbound.principal, inbound.agent)
 
 
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:

@@ -137,7 +137,8 @@ def build_components(
     engine = build_engine(
         scope, store, presence, runner, turns=limits.turns, turn_seconds=limits.turn_seconds, clock=clock
     )
-    intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock)
+    related = None if memory is None else memory.related
+    intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock, related)
 
     endings = SessionEndings(
         store,

@@ -14,6 +14,8 @@ from tidegate.store import approvals, audit, maintenance, notes, receipts, searc
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
+SWEEP_BATCHES = 100
+"""The number of writes of one run that remove unused terms from the search index. Each takes a few milliseconds."""
 INDEX_BATCHES = 20
 """Number of writes to the search index in one run. Each takes a few milliseconds. Searches index the remaining rows
 themselves."""
@@ -89,6 +91,7 @@ def maintenance_tasks(
         await store.write(audit.append_further_failures, clock())
         await count_audit_rows()
         await drain(lambda: store.write(usage.fold, usage.FOLDED_AT_ONCE), usage.FOLDED_AT_ONCE)
+        await drain(lambda: store.write(search_index.sweep), 1, SWEEP_BATCHES)
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
 

@@ -349,7 +349,7 @@ class Sessions:
 
     def caches(self) -> tuple[CacheStats, ...]:
         looks = (source.caches() for source in (self._components.project_files, self.skills) if source is not None)
-        remembered = () if self.memory is None else (self.memory.stats(),)
+        remembered = () if self.memory is None else self.memory.caches()
         return (
             *self._runner.caches(),
             self._components.prompt_prefixes.stats(),

@@ -10,7 +10,7 @@ An `Analyzer` is used for one call in one thread, since stemmers must not be sha
 import datetime
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import Stemmer  # type: ignore[import-not-found]
@@ -60,14 +60,28 @@ SUFFIXES = _words(
     "ization ize ized izes izing less ly ment ments ness or ors ous ously s y"
 )
 """English suffixes that are removed by a stemmer."""
-ENDS = tuple(sorted({suffix[start:] for suffix in SUFFIXES for start in range(len(suffix))} | {""}))
-"""The endings that an incomplete word may lack. Words are completed with them to find their stems."""
+ENDS = {
+    begun: tuple(sorted({suffix[len(begun) :] for suffix in SUFFIXES if suffix.startswith(begun)}))
+    for begun in {suffix[:end] for suffix in SUFFIXES for end in range(1, len(suffix) + 1)}
+}
+"""The ends of suffixes by their beginnings. A prefix that ends in such a beginning is completed, to find words whose
+stem is shorter than the prefix."""
+DOUBLED_ENDS = ("ing", "ed", "er")
+"""Suffixes after which a doubled letter is removed too."""
 QUESTION_WORDS = _words(
     "ask asked discuss discussed find kind long many mention mentioned much often say said talk talked tell told "
     "type conversation message messages according"
 )
 """Words in questions about conversations that describe the question, not the answer. They are ignored in ranked
 searches if the query contains other words."""
+
+TIME_WORDS = _words(
+    "yesterday today tonight tomorrow last next ago recently just week weeks weekend month months year years morning "
+    "evening monday tuesday wednesday thursday friday saturday sunday "
+).union(MONTHS)
+"""Expressions of time that messages use to say when something happened."""
+
+_LONGEST_SUFFIX = max(map(len, SUFFIXES))
 
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -121,12 +135,20 @@ class WordSplitter(Protocol):
 
 
 class Analyzer:
-    """`language` is one of `values.LANGUAGES`."""
+    """`language` is one of `values.LANGUAGES`. `vocabulary` returns those of the given terms that are in the index, and
+    the terms of the index that begin with one of the given prefixes, up to a limit."""
 
-    def __init__(self, tokenizer: WordSplitter, language: str) -> None:
+    def __init__(
+        self,
+        tokenizer: WordSplitter,
+        language: str,
+        vocabulary: Callable[[Sequence[str], Sequence[str]], list[str]] = lambda terms, prefixes: list(terms),
+    ) -> None:
         self.words = tokenizer.words
         self._spans = tokenizer.spans
-        self._stop_words = STOP_WORDS if language == "english" else frozenset[str]()
+        self._vocabulary = vocabulary
+        self.english = language == "english"
+        self._stop_words = STOP_WORDS if self.english else frozenset[str]()
         self._stem: Callable[[list[str]], list[str]] = (
             list if language == NO_LANGUAGE else Stemmer.Stemmer(language).stemWords
         )
@@ -143,14 +165,25 @@ class Analyzer:
         """True if words that are not indexed may begin with this prefix."""
         return any(word.startswith(prefix) for word in self._stop_words)
 
-    def beginnings(self, prefix: str) -> tuple[list[str], list[str]]:
-        """Returns (prefixes, terms): every word that begins with `prefix` has a term that begins with one of the
-        prefixes or is one of the terms. Other words may have such a term, too. In languages other than English, a word
-        whose stem is shorter than the prefix may be missed."""
+    def completions(self, prefix: str) -> list[str]:
+        """Returns the terms in the index of the words that begin with `prefix`. Other words may have them too. If there
+        are very many, the shortest are returned. In languages other than English, a word whose stem is shorter than the
+        prefix may be missed."""
+        prefixes, terms = self._beginnings(prefix)
+        return self._vocabulary(terms, prefixes)
+
+    def _beginnings(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Returns (prefixes, terms): a word that begins with `prefix` has a term that begins with one of the prefixes
+        or is one of the terms."""
         if _UNSPACED.search(prefix):
             parts = list(_parts(prefix))
             return ([parts[0]], []) if len(parts) == 1 else ([], parts[:1])
-        stems = self._stem([prefix + end for end in (ENDS if self._stop_words else ("",))])
+        ends: list[str] = [""]
+        if self.english:
+            for length in range(1, min(len(prefix), _LONGEST_SUFFIX) + 1):
+                ends += ENDS.get(prefix[-length:], ())
+            ends += DOUBLED_ENDS if prefix[-2:-1] == prefix[-1:] else ()
+        stems = self._stem([prefix + end for end in ends])
         return [prefix], list(dict.fromkeys(stem for stem in stems if not stem.startswith(prefix)))
 
     def excerpt(self, text: str, words: Iterable[str], *, exact: bool = False) -> str:
@@ -168,15 +201,19 @@ class Analyzer:
         complete = [word for word in words if word[-1:] != "*"]
         terms = {term for word in complete for term in ([word] if exact else self.terms_of(word) or [word])}
         spans = self._spans(text)
-        known: dict[str, tuple[str, ...]] = {}
-        distinct = list({word for _, _, word in spans})
-        for word, stem in zip(distinct, distinct if exact else self._stem(distinct), strict=True):
-            these = [stem] if stem in terms else [word] if word in terms else []
-            if not word.isascii():
-                these = [term for term in terms if term in word or term == stem]
-            these += (prefix for prefix in prefixes if word.startswith(prefix))
-            if these:
-                known[word] = tuple(these)
+        distinct = {word for _, _, word in spans}
+        known: dict[str, tuple[str, ...]] = {word: (word,) for word in terms & distinct}
+        if not exact:
+            for word, stem in zip(distinct, self._stem(list(distinct)), strict=True):
+                if stem in terms:
+                    known[word] = (stem,)
+        if any(not term.isascii() for term in terms):
+            for word in distinct:
+                if not word.isascii():
+                    known[word] = tuple(term for term in terms if term in word or term in known.get(word, ()))
+        for word in distinct if prefixes else ():
+            if word.startswith(prefixes):
+                known[word] = (*known.get(word, ()), *(prefix for prefix in prefixes if word.startswith(prefix)))
         found = [(start, term) for start, _, word in spans if word in known for term in known[word]]
         best, most, first = 0, 0, 0
         inside: dict[str, int] = {}

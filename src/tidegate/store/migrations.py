@@ -131,6 +131,12 @@ def v15_approval_rules(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v16_index_words(db: apsw.Connection) -> None:
+    """The terms of the search index have a table, in which the last word of a search is completed."""
+    for statement in _V16:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -161,6 +167,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v13_stop_requests,
     v14_ranked_search,
     v15_approval_rules,
+    v16_index_words,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -453,4 +460,12 @@ _V15 = (
         uses INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
     "CREATE INDEX approval_rules_tool ON approval_rules(principal, agent, tool)",
     "CREATE INDEX approval_rules_session ON approval_rules(session) WHERE session IS NOT NULL",
+)
+
+_V16 = (
+    "CREATE TABLE index_words(term TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE index_sweep(term TEXT NOT NULL, again INTEGER NOT NULL)",
+    "CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, message_terms, row)",
+    "INSERT INTO index_words SELECT term FROM temp.vocabulary",
+    "DROP TABLE temp.vocabulary",
 )

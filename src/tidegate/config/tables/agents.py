@@ -128,6 +128,12 @@ class MemorySettings(Frozen, frozen=True):
     notes_bytes: Annotated[
         int, Size(1 * KiB, 16 * MiB), "Maximum size of the stored notes about one user or one agent."
     ] = 64 * KiB
+    related_bytes: Annotated[
+        int,
+        Size(0, 64 * KiB),
+        "Maximum size of the notes that are offered with a message because they match it and do not fit into the "
+        "prompt; 0 turns this off.",
+    ] = 1 * KiB
     at_end: Annotated[bool, Flag(), "Whether a model extracts useful notes from a conversation when it ends."] = True
     model: Annotated[str, Text(), "Name of the model in `[models.…]` that extracts notes; default: the agent's."] = ""
     provider: Annotated[

@@ -14,6 +14,7 @@ import msgspec
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import MessageRow, decode_message, decompress, pack, unpack
+from tidegate.store.tables.notes import is_offer
 from tidegate.store.tables.turns.open_turns import is_idle
 from tidegate.store.tables.turns.turns import INCOMING, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
@@ -107,7 +108,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
     """Adds the messages that an ended session will not answer to the transcript, in order of acceptance and marked as
     unanswered. These are messages that were waiting in the queue, and messages that arrived too late for the running
     turn. Does nothing while a turn is still running in the session, since that turn's rows come first. Messages
-    withdrawn by their sender are left out."""
+    withdrawn by their sender and notes that were offered with a message are left out."""
     db.lock("session", session)
     if not is_idle(db, session):
         return []
@@ -117,7 +118,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
         " AND (turns.state = 'refused' OR turns.started IS NOT NULL) ORDER BY messages.id",
         (session,),
     )
-    found = [_row(row) for row in waiting.fetchall()]
+    found = [row for row in map(_row, waiting.fetchall()) if not is_offer(row.message)]
     if found:
         answered = frozenset(row.message.call_id for row in found)
         close_calls(db, session, found[0].at, except_ids=answered, settling=True)

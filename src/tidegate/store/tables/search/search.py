@@ -35,12 +35,9 @@ WORDS = 32
 HITS = 10_000
 """Maximum number of entries checked in one read."""
 HITS_AT_ONCE = 1_000
-"""Number of entries per statement."""
+"""The most entries of one statement."""
 READS = 100
-"""Maximum number of reads per search, so that no query can keep the readers busy."""
-SKIPPED = 20
-"""Number of further matches in an already found session that are read before the search continues after that
-session."""
+"""The most reads per search, so that no query can keep the readers busy."""
 MENTION_BYTES = 4 * 1024 * 1024
 """Maximum number of bytes of messages, not counting the last one, that one read decompresses and checks. This takes
 some ten milliseconds."""
@@ -63,10 +60,11 @@ class AllWords:
     """A query for texts that contain all words. A word that ends in * is a prefix; words in double quotes are a phrase.
     `match` is the query for the index, or an empty string if the query contains no indexed word."""
 
-    def __init__(self, query: str, analyzer: Analyzer, *, last_is_prefix: bool = False) -> None:
+    def __init__(self, query: str, analyzer: Analyzer) -> None:
         self._split = analyzer.words
+        self._analyzer = analyzer
         self.words: list[str] = []
-        self._prefixes: list[str] = []
+        self._prefixes: list[str] = []  # lint: allow (at most `WORDS`)
         self._phrases: list[list[str]] = []
         for number, part in enumerate(query.split('"')):
             phrase: list[str] = []
@@ -78,18 +76,31 @@ class AllWords:
                 self.words += found
             if number % 2 and len(phrase) > 1:
                 self._phrases.append(phrase)
-        if last_is_prefix and self.words and not self._prefixes:
-            self._prefixes.append(self.words.pop())
+        self._complete()
+
+    def _complete(self) -> None:
+        analyzer = self._analyzer
         parts = [dialect.match_word(term) for word in self.words for term in analyzer.terms_of(word)]
-        former = [dialect.match_word(word) for word in self.words]
         for prefix in self._prefixes:
             if not analyzer.begins_stop_word(prefix):
-                prefixes, terms = analyzer.beginnings(prefix)
-                parts.append(dialect.match_any([*(f"{each}*" for each in prefixes), *terms]))
-            former.append(dialect.match_word(f"{prefix}*"))
-        self.match = dialect.match_all(list(dict.fromkeys(parts)))
-        self.former = dialect.match_all(former)
-        """The query for the index in the earlier format, which contains words."""
+                terms = analyzer.completions(prefix)
+                parts.append(dialect.match_any(terms) if len(terms) > 1 else "".join(map(dialect.match_word, terms)))
+        # A prefix without a completion matches nothing.
+        self.match = "" if "" in parts else dialect.match_all(list(dict.fromkeys(parts)))
+
+    def with_last_as_prefix(self) -> bool:
+        """Lets the last word be a prefix. Returns False if nothing else can match then."""
+        if self._prefixes or not self.words:
+            return False
+        match = self.match
+        self._prefixes.append(self.words.pop())
+        self._complete()
+        return self.match not in ("", match)
+
+    @property
+    def former(self) -> str:
+        """The query for the index of the earlier format, which contains words."""
+        return dialect.match_all([*map(dialect.match_word, self.shown)])
 
     @property
     def shown(self) -> list[str]:

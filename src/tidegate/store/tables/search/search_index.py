@@ -23,6 +23,7 @@ from tidegate.store.analysis import Analyzer
 from tidegate.store.dialect import JOIN_IN_ORDER
 from tidegate.store.interface import Db
 from tidegate.store.rows import unpack
+from tidegate.store.tables.notes import is_offer
 from tidegate.values import LANGUAGES, Message
 
 BATCH = 200
@@ -48,6 +49,10 @@ EXTENT = 4096
 EXTENT_GROWTH = 16
 """The factor by which further reservations grow. It keeps the number of ranges small, since each range is searched
 separately."""
+COMPLETED_FROM, COMPLETIONS = 2_000, 100
+"""The most terms that are read to complete a prefix, and the most that are used. Common words are short."""
+SWEPT = 200
+"""The terms that one write looks up, to remove those that no message contains any more. It takes some milliseconds."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
 """Tools that quote messages. Their arguments and results are not indexed, so that they do not count as further
 mentions."""
@@ -102,6 +107,7 @@ def set_language(db: Db, language: str) -> None:
     number = LANGUAGES.index(language)
     if _meta(db, "index_language") != number:
         dialect.clear_index(db)
+        db.execute("DELETE FROM index_words")
         db.execute("DELETE FROM index_unplaced")
         db.execute("UPDATE indexed_extents SET entries = 0")
         db.execute("UPDATE meta SET value = 0 WHERE key = 'indexed'")
@@ -111,7 +117,22 @@ def set_language(db: Db, language: str) -> None:
 
 def analyzer(db: Db) -> Analyzer:
     """Returns the analyzer with which the index is filled and searched."""
-    return Analyzer(dialect.Tokenizer(db), LANGUAGES[_meta(db, "index_language")])
+
+    def vocabulary(terms: Sequence[str], prefixes: Sequence[str]) -> list[str]:
+        known = db.execute(f"SELECT term FROM index_words WHERE term IN {dialect.ID_LIST}", (dialect.id_list(terms),))
+        found = [term for (term,) in known] if terms else []
+        for prefix in prefixes:
+            found += [term for (term,) in db.execute(_COMPLETIONS, (prefix, f"{prefix}{_HIGHEST}"))]
+        return found
+
+    return Analyzer(dialect.Tokenizer(db), LANGUAGES[_meta(db, "index_language")], vocabulary)
+
+
+_HIGHEST = "\U0010ffff"
+_COMPLETIONS = (
+    "SELECT term FROM (SELECT term FROM index_words WHERE term >= ? AND term < ? ORDER BY term"
+    f" LIMIT {COMPLETED_FROM}) AS found ORDER BY length(term), term LIMIT {COMPLETIONS}"
+)
 
 
 def _meta(db: Db, key: str) -> int:
@@ -189,7 +210,11 @@ def _add(db: Db, rows: list[tuple[int, str, int | None, str]]) -> None:
             length = sum(len(text) > least for least in LENGTHS)
             entries.append((entry_of(blocks[session, part], place) | length, " ".join(terms)))
     if entries:
-        # Add them in order, since the index starts a new segment for each entry that does not follow the last one.
+        words = sorted({term for _, terms in entries for term in terms.split()})
+        db.executemany(
+            "INSERT INTO index_words(term) VALUES(?) ON CONFLICT(term) DO NOTHING", [(each,) for each in words]
+        )
+        # In order, since the index starts a new segment for each entry that does not follow the last one.
         db.executemany(dialect.INSERT_ENTRY, sorted(entries))
         counts: dict[int, int] = {}
         for entry, _ in entries:
@@ -230,11 +255,16 @@ def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
         high = min(last, ((part + 1) << PLACE_BITS) - 1)
         if low <= high:
             db.execute(dialect.DELETE_ENTRIES, (entry_of(number, low), entry_of(number, high) + (1 << LENGTH_BITS)))
+            removed = db.changes()
             db.execute(
                 "UPDATE indexed_extents SET entries = entries - ? WHERE first = (SELECT max(first) FROM indexed_extents"
                 " AS other WHERE other.first <= ?)",
-                (db.changes(), number),
+                (removed, number),
             )
+            if removed:
+                db.execute("UPDATE index_sweep SET again = 1")
+                if not db.changes():
+                    db.execute("INSERT INTO index_sweep(term, again) VALUES('', 0)")
         if part == 0:
             if last == LAST:
                 db.execute(dialect.DELETE_TITLE, (number,))
@@ -242,10 +272,34 @@ def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
                 dialect.delete_former_entries(db, number << FORMER_BITS, session, first, last)
 
 
+def sweep(db: Db) -> int:
+    """After messages were removed, removes the next terms that no message contains any more. Returns the number of
+    terms looked up, 0 if there is nothing to do."""
+    state = db.execute("SELECT term, again FROM index_sweep").get
+    if state is None:
+        return 0
+    after, again = state
+    terms = [term for (term,) in db.execute(_SWEPT, (after, SWEPT))]
+    unused = [
+        term for term in terms if db.execute(dialect.FIND_ENTRIES, (dialect.match_word(term), 0, LAST, 1)).get is None
+    ]
+    db.execute(f"DELETE FROM index_words WHERE term IN {dialect.ID_LIST}", (dialect.id_list(unused),))
+    if terms:
+        db.execute("UPDATE index_sweep SET term = ?", (terms[-1],))
+    elif again:
+        db.execute("UPDATE index_sweep SET term = '', again = 0")
+    else:
+        db.execute("DELETE FROM index_sweep")
+    return max(1, len(terms))
+
+
+_SWEPT = "SELECT term FROM index_words WHERE term > ? ORDER BY term LIMIT ?"
+
+
 def searchable(message: Message) -> str:
-    """Returns a message's searchable text: its own text, the gateway's notes on it, and the names and arguments of its
-    tool calls."""
-    if message.role == "tool" and message.name in QUOTING:
+    """Returns the searchable text of a message: its text, the gateway's remarks on it, and the names and arguments of
+    its tool calls. Quotations of messages and notes are not searchable."""
+    if (message.role == "tool" and message.name in QUOTING) or is_offer(message):
         return ""
     parts = [message.text, message.aside]
     for call in message.calls:

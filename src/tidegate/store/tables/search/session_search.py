@@ -4,26 +4,27 @@ Only the searching principal's sessions are found, or all sessions if there is n
 indexes are numbered by principal, so the time needed does not depend on other people's sessions.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from tidegate.store import dialect
+from tidegate.store.analysis import Analyzer
+from tidegate.store.dialect import JOIN_IN_ORDER, Tokenizer
 from tidegate.store.interface import Db
 from tidegate.store.rows import decode_message, decompress
 from tidegate.store.tables.search.search import (
     FORMER_ROW,
     HITS,
+    HITS_AT_ONCE,
     READS,
-    SKIPPED,
     WORDS,
     AllWords,
-    matches,
     place_of,
 )
 from tidegate.store.tables.search.search_index import (
+    BLOCK,
     ENTRY_BITS,
     FORMER_BITS,
     LAST,
-    PLACE_BITS,
     Searchable,
     analyzer,
     catch_up,
@@ -34,13 +35,15 @@ from tidegate.store.tables.search.search_index import (
 )
 from tidegate.values import Frozen
 
+HITS_AT_FIRST = 250
+"""The number of entries of the first statement. Twenty sessions are usually among them, and a statement for common
+words takes almost as long with fewer."""
 TITLES = 1_000
 """Maximum number of sessions with a matching title that are compared by their last activity: those that began last."""
 
-Stage = Literal["words", "prefix", "former"]
-STAGES: tuple[Stage, ...] = ("words", "prefix", "former")
-"""Messages with the words come first, since a prefix is expensive to look up; then those in which the last word is a
-prefix; then those that only the earlier index contains."""
+_WORDS, _PREFIX, _FORMER = range(3)
+"""The stages of a search. Messages with the words come first; then those in which the last word is a prefix; then
+those that only the earlier index contains."""
 
 
 class FoundSession(Frozen, frozen=True):
@@ -63,7 +66,7 @@ async def search(
     for _ in range(READS):
         if at is None or len(found) >= limit:
             break
-        read = await store.read(_search, query, principal=principal, ended=ended, at=at, limit=limit, may_wait=may_wait)
+        read = await store.read(find, query, principal=principal, ended=ended, at=at, limit=limit, may_wait=may_wait)
         if read is None:
             may_wait = False
             await catch_up(store)
@@ -74,53 +77,67 @@ async def search(
     return list(found.values())[:limit]
 
 
-def _search(
+def find(
     db: Db,
     query: str,
     *,
     principal: str | None,
-    ended: bool | None,
-    at: tuple[int, int],
-    limit: int,
-    may_wait: bool,
+    ended: bool | None = None,
+    at: tuple[int, int] = (0, LAST),
+    limit: int = 20,
+    may_wait: bool = False,
 ) -> tuple[list[FoundSession], tuple[int, int] | None] | None:
     """Returns the next sessions, and the stage and entry from which to continue. Returns None if the index is
     behind."""
     if may_wait and is_behind(db, ""):
         return None
     stage, below = at
+    analysis = analyzer(db)
+    wanted = AllWords(query, analysis)
     found: dict[str, FoundSession] = {}
     if at == (0, LAST):
-        titled = search_titles(db, query, principal=principal, ended=ended, limit=limit)
+        titled = _titled(db, query, principal=principal, ended=ended, limit=limit)
         found |= {id: FoundSession(id=id, excerpt="") for id in titled}
-    while len(found) < limit:
-        more, then = search_mentions(
-            db, query, principal=principal, ended=ended, below=below, limit=limit, stage=STAGES[stage]
+    most = min(limit, sum(end - first for first, end in ranges(db, principal)))  # a session has one block or more
+    while len(found) < most:
+        if stage != _WORDS and not wanted.with_last_as_prefix() and stage == _PREFIX:
+            stage = _FORMER
+        if stage == _FORMER and not count_former(db):
+            break
+        then = _add_mentions(
+            db,
+            wanted,
+            found,
+            analysis,
+            principal=principal,
+            ended=ended,
+            below=below,
+            limit=limit,
+            former=stage == _FORMER,
         )
-        for each in more:
-            found.setdefault(each.id, each)
         if then is not None:
             return list(found.values()), (stage, then)
         stage, below = stage + 1, LAST
-        if stage == len(STAGES):
+        if stage > _FORMER:
             break
     return list(found.values()), None
 
 
-def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | None, limit: int) -> list[str]:
-    """Returns the sessions whose title or name contains the words, most recently active first."""
-    words = analyzer(db).words(query)[:WORDS]
+def _titled(db: Db, query: str, *, principal: str | None, ended: bool | None, limit: int) -> list[str]:
+    """Returns the sessions whose title or name contains the words, the most recently active first."""
+    words = Tokenizer(db).words(query)[:WORDS]
     if not words:
         return []
     match = dialect.match_all([*map(dialect.match_word, words[:-1]), dialect.match_word(f"{words[-1]}*")])
     found: list[tuple[float, str]] = []
     for first, end in ranges(db, principal):
         rows = db.execute(dialect.FIND_TITLES, (match, first, end, TITLES - len(found))).fetchall()
-        numbers = [row[0] for row in rows]
+        if not rows:
+            continue
         listed = db.execute(
             "SELECT sessions.id, principal, active, ended FROM index_blocks JOIN sessions ON sessions.id = session"
             f" WHERE number IN {dialect.NUMBER_LIST}",
-            (dialect.number_list(numbers),),
+            (dialect.number_list([row[0] for row in rows]),),
         )
         found += [
             (active, id)
@@ -130,84 +147,75 @@ def search_titles(db: Db, query: str, *, principal: str | None, ended: bool | No
     return [id for _, id in sorted(found, reverse=True)[:limit]]
 
 
-def search_mentions(
+def _add_mentions(
     db: Db,
-    query: str,
+    wanted: AllWords,
+    found: dict[str, FoundSession],
+    analysis: Analyzer,
     *,
     principal: str | None,
     ended: bool | None,
     below: int,
     limit: int,
-    stage: Stage = "prefix",
-) -> tuple[list[FoundSession], int | None]:
-    """Returns the next sessions with a message that contains the words, and the entry from which to continue."""
-    analysis = analyzer(db)
-    former = stage == "former"
-    wanted = AllWords(query, analysis, last_is_prefix=stage != "words")
-    mark = count_former(db) if former else 0
+    former: bool = False,
+) -> int | None:
+    """Adds the next sessions with a message that contains the words to `found`, up to `limit`. Returns the entry to
+    continue from."""
     match = wanted.former if former else wanted.match
-    if not match or (former and not mark):
-        return [], None
+    if not match:
+        return None
+    mark = count_former(db) if former else 0
     bits, sql = (FORMER_BITS, dialect.FIND_FORMER) if former else (ENTRY_BITS, dialect.FIND_ENTRIES)
-    found: dict[str, FoundSession] = {}
     checked = 0
     for first, end in ranges(db, principal):
         lowest = first << bits
-        below_here: int | None = min(end << bits, below)
-        while below_here is not None:
-            entries = matches(db, sql, match, lowest, below_here)
-            below_here = None
-            block, session, skipped = -1, None, 0
+        below = min(end << bits, below)
+        size = HITS_AT_FIRST
+        while True:
+            entries = [row[0] for row in db.execute(sql, (match, lowest, below, size)).fetchall()]
+            block, passed = -1, False
             for entry in entries:
+                if entry >> bits != block:
+                    block, passed = entry >> bits, False
+                elif passed:
+                    continue
                 if len(found) >= limit or checked >= HITS:
-                    return list(found.values()), below
+                    return below
                 below = entry
                 checked += 1
-                if entry >> bits != block:
-                    block, skipped = entry >> bits, 0
-                    session = _session(db, block, principal, ended)
-                if session is None or session[0] in found:
-                    skipped += 1
-                    if skipped > SKIPPED:
-                        below_here = below = block << bits  # continue after this session
-                        break
-                    continue
-                row = _row(db, session, entry, mark)
-                if row is not None:
-                    text = searchable(decode_message(decompress(*row)))
+                session, whose, over, body, packed = _message(db, entry, mark)
+                is_searched = principal in (None, whose) and (ended is None or (over is not None) == ended)
+                passed = session is None or session in found or not is_searched
+                if not passed and body is not None:
+                    text = searchable(decode_message(decompress(body, packed)))
                     if wanted.is_in(text):
-                        found[session[0]] = FoundSession(
-                            id=session[0], excerpt=analysis.excerpt(text, wanted.shown, exact=True)
+                        found[session] = FoundSession(
+                            id=session, excerpt=analysis.excerpt(text, wanted.shown, exact=True)
                         )
-    return list(found.values()), None
+                        passed = True
+            if len(entries) < size:
+                break
+            # The rest of a session that is found, or cannot be, is not read.
+            below = block << bits if passed else below
+            size = HITS_AT_ONCE
+    return None
 
 
-def _session(db: Db, block: int, principal: str | None, ended: bool | None) -> tuple[str, int] | None:
-    """Returns a block's session and first position, if that session is being searched."""
-    row = db.execute(
-        "SELECT session, part, principal, ended FROM index_blocks JOIN sessions ON sessions.id = session"
-        " WHERE number = ?",
-        (block,),
-    ).get
-    if row is None:
-        return None
-    session, part, whose, over = row
-    is_searched = principal in (None, whose) and (ended is None or (over is not None) == ended)
-    return (session, part << PLACE_BITS) if is_searched else None
-
-
-def _row(db: Db, session: tuple[str, int], entry: int, mark: int) -> Any:
-    """Returns the content of the entry's message, if it is shown."""
+def _message(db: Db, entry: int, mark: int) -> Any:
+    """Returns (session, its principal, the time of its end, body, packed) of the message with this entry. The body is
+    None if the message is not shown, and everything is None if the session no longer exists."""
     if mark:
         id = entry & FORMER_ROW
-        return (
-            None
-            if id > mark
-            else db.execute(
-                "SELECT body, packed FROM messages WHERE id = ? AND seq IS NOT NULL AND undone IS NULL", (id,)
-            ).get
-        )
-    return db.execute(
-        "SELECT body, packed FROM messages WHERE session = ? AND seq = ? AND undone IS NULL",
-        (session[0], place_of(entry, session[1])),
-    ).get
+        row = db.execute(_FORMER_MESSAGE, (id if id <= mark else 0, entry >> FORMER_BITS)).get
+    else:
+        row = db.execute(_MESSAGE, (place_of(entry, 0), entry >> ENTRY_BITS)).get
+    return row or (None, None, None, None, None)
+
+
+_OF_BLOCK = (
+    "SELECT sessions.id, principal, sessions.ended, body, packed FROM index_blocks"
+    f" {JOIN_IN_ORDER} sessions ON sessions.id = index_blocks.session"
+    " LEFT JOIN messages ON messages.session = sessions.id AND undone IS NULL"
+)
+_MESSAGE = f"{_OF_BLOCK} AND seq = part * {BLOCK} + ? WHERE number = ?"
+_FORMER_MESSAGE = f"{_OF_BLOCK} AND seq IS NOT NULL AND messages.id = ? WHERE number = ?"
