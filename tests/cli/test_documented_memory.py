@@ -67,10 +67,10 @@ async def test_the_provider_of_the_page_is_one(tmp_path: Path) -> None:
     async with Scope("process") as scope:
         plugins, _ = await open_test_plugins(read(PROVIDER_SETTINGS, tmp_path), scope)
         (plugin,) = plugins.of_kind("memory")
-        await _check_provider(plugin.object)
+        await check_provider(plugin.object)
 
 
-async def _check_provider(provider: MemoryProvider) -> None:
+async def check_provider(provider: MemoryProvider) -> None:
     draft = Draft(about="person", whose="p_anna", text="likes tea", author="p_anna", by="anna", source="person")
     note = await provider.remember(draft)
     assert await provider.part("main", "p_anna") == "- 1 (anna): likes tea"

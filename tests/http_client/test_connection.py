@@ -358,6 +358,7 @@ async def test_closing_a_response_early_closes_its_connection() -> None:
         response.close()
         await until_open(clients, 0)
         response.close()
+        assert clients.stats().open == 0
 
 
 async def test_a_request_waits_for_a_connection_of_a_full_pool_with_a_deadline() -> None:

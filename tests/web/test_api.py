@@ -428,5 +428,6 @@ async def test_a_stream_ends_when_its_reader_leaves(gateway: InProcessGateway) -
     async with following(gateway, first["session"]) as events:
         await anext(events)
     with anyio.fail_after(WAIT):
-        while "tidegate_event_streams 0.0" not in (await call(gateway, "GET", "/metrics")).body.decode():
+        while "tidegate_event_streams 0.0" not in (metrics := (await call(gateway, "GET", "/metrics")).body.decode()):
             await anyio.sleep(0.01)
+    assert "tidegate_event_streams 1.0" not in metrics

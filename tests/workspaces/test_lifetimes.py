@@ -267,7 +267,7 @@ async def test_a_process_of_a_session_that_ended_meanwhile_is_not_started_again(
         await harness.of(session).start("server", f"sleep {mark}", restart=True)
     async with open_workspaces(home) as harness:
         await harness.end(session)
-        await harness.workspaces._restart()
+        await harness.workspaces.restart_processes()
         assert alive(mark) == []
 
 

@@ -92,6 +92,8 @@ class SessionEndings:
         in `scope`."""
         self._slow = slow or {}
         self._scope = scope
+        self.prepare_seconds = PREPARE_SECONDS
+        self.hooks_at_once = HOOKS_AT_ONCE
         # lint: allow at most SLOW_AT_ONCE after ends and SLOW_IN_A_RUN on the timer
         self._in_progress: set[str] = set()
         self._names = (*hooks, *self._slow)
@@ -135,7 +137,7 @@ class SessionEndings:
     async def finish(self, session: str | None = None) -> int:
         """Runs pending end hooks: those of one session when it has ended, or those of all sessions at startup and on
         the timer. Returns the number of hooks that took effect. Slow hooks that apply to the session are skipped."""
-        run = _Run(HOOKS_AT_ONCE)
+        run = _Run(self.hooks_at_once)
         if session is not None:
             owed = await self._store.read(sessions.owed_hooks, session)
             return sum(await gather([self._run(run, session, hook) for hook in owed]))
@@ -196,7 +198,7 @@ class SessionEndings:
             write: Write | None = None
             try:
                 if row is not None and prepare is not None:
-                    with anyio.move_on_after(PREPARE_SECONDS) as deadline:
+                    with anyio.move_on_after(self.prepare_seconds) as deadline:
                         write = await prepare(row)
                     if deadline.cancelled_caught:
                         run.hung.add(hook)

@@ -319,7 +319,7 @@ class Workspaces:
             if len(rows) < BATCH:
                 break
             last = rows[-1].id
-        self._scope.start(self._restart, name="restart of processes")
+        self._scope.start(self.restart_processes, name="restart of processes")
 
     async def _end_orphans(self) -> None:
         """Kills the processes with this home's mark that do not descend from any of our child processes. The home is
@@ -330,7 +330,9 @@ class Workspaces:
         if orphans := [process for process in marked if not process.line & running]:
             await to_thread.run_sync(reaper.end, orphans)
 
-    async def _restart(self) -> None:
+    async def restart_processes(self) -> None:
+        """Starts the processes that ended with the last gateway and are to be started again, in sessions that are still
+        live. This is part of `recover`."""
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.restartable, after=last, limit=BATCH)
