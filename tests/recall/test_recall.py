@@ -34,7 +34,7 @@ def quotes(answer: str) -> list[str]:
 
 def after(answer: str) -> str:
     """The cursor to continue from, if any."""
-    found = re.search(r"go on with after='([^']*)'\]$", answer)
+    found = re.search(r"continue with after='([^']*)'\]$", answer)
     return found[1] if found else ""
 
 
@@ -395,7 +395,7 @@ async def test_a_huge_message_is_given_in_pages_that_join_without_a_gap(tmp_path
             offset = int(options["offset"]) if options["first"] == 2 else len(text)
             pieces = quotes(mine) if options["first"] == 2 else []
             got += "\n".join(pieces)
-            found = re.search(r"go on with first=(\d)(?:, offset=(\d+))?, last=3\]$", answer)
+            found = re.search(r"continue with first=(\d)(?:, offset=(\d+))?, last=3\]$", answer)
             if found is None:
                 assert answer.endswith("[that is all]")
                 break

@@ -182,7 +182,7 @@ async def test_over_the_quota_a_picture_is_stored_in_its_message(store: Store, t
     (tmp_path / "file").write_text("in the way")
     for spool, why in (
         (spool_of(tmp_path / "spool", store, quota=100_000), "this conversation has used up its limits.spool_bytes"),
-        (spool_of(tmp_path / "file", store), "the disk refused it (File exists)"),
+        (spool_of(tmp_path / "file", store), "it could not be written (File exists)"),
     ):
         mine = spool.of(SESSION, None)
         media = await mine.media("noise", data)

@@ -39,8 +39,8 @@ class ControlUnanswered(TidegateError):
 
 
 def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[str, Any]:
-    """Sends a request to the gateway of this home folder. Blocks. Raises `ControlUnanswered`, or `TidegateError` with
-    the message from the gateway."""
+    """Sends a request to the gateway of this home folder and waits for the response. Raises `ControlUnanswered`, or
+    `TidegateError` with the message from the gateway."""
     replace = command_hint(home, "up --replace")
     silent = f"The gateway for {home} does not respond: check its log, or replace it with {replace}."
     try:

@@ -39,7 +39,7 @@ class Recording:
         return self._replay is not None
 
     def prepare(self, ready: Ready) -> None:
-        """Checks that the file can be used. Blocks."""
+        """Checks that the file can be used. Blocks the calling thread."""
         if self._record is not None:
             from tidegate.models.recording import check
 

@@ -22,7 +22,7 @@ from tidegate.values import Frozen
 T = TypeVar("T")
 
 Survey = Callable[[Path], Mapping[str, bytes]]
-"""Returns the digests of the files below a folder that may be included in prompts, by real path. Blocks."""
+"""Returns the digests of the files below a folder that may be included in prompts, by real path. Called in a thread."""
 
 UNTRUSTED = (
     "somebody other than the owner could write to this folder, and the file is new or changed since; the owner accepts "

@@ -331,8 +331,8 @@ class Workspaces:
             await to_thread.run_sync(reaper.end, orphans)
 
     async def restart_processes(self) -> None:
-        """Starts the processes that ended with the last gateway and are to be started again, in sessions that are still
-        live. This is part of `recover`."""
+        """Restarts the processes that ended with the previous gateway and are marked `restart`, in sessions that are
+        still live. This is part of `recover`."""
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.restartable, after=last, limit=BATCH)

@@ -135,7 +135,7 @@ def digest(body: Any) -> str:
 
 def events(path: Path) -> Iterator[PlacedEvent]:
     """Yields the file's events in order. A last line without a line feed is ignored because the gateway was killed
-    while writing it. Blocks."""
+    while writing it. Blocks the calling thread."""
     with _opened(path) as file:
         first = file.readline(LINE_BYTES)
         _check_opening(path, first)
@@ -151,7 +151,7 @@ def events(path: Path) -> Iterator[PlacedEvent]:
 
 
 def event_at(path: Path, start: int, size: int) -> Event:
-    """Returns the event at a position returned by `events`. Blocks."""
+    """Returns the event at a position returned by `events`. Blocks the calling thread."""
     with _opened(path) as file:
         file.seek(start)
         return _decoded(path, file.read(size), f"the line at byte {start}")

@@ -65,7 +65,7 @@ class TransportReplayer:
         return RetryPolicy(sleep=_no_pause)
 
     def open(self) -> None:
-        """Opens the recording and indexes its lines. Blocks."""
+        """Opens the recording and indexes its lines. Blocks the calling thread."""
         unanswered: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
             if isinstance(event, RecordedRequest):

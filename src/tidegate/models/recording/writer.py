@@ -161,7 +161,7 @@ class RecordingWriter:
 
 
 def check(path: Path) -> None:
-    """Raises Misconfigured if a recording could not be started at this path. Creates nothing. Blocks."""
+    """Raises Misconfigured if a recording could not be started at this path. Creates no file."""
     if os.path.lexists(path):
         raise _unusable(path, FileExistsError())
     if not path.parent.is_dir():

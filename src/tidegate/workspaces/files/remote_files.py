@@ -80,7 +80,7 @@ _MODULES = (
 
 
 class RemoteFiles:
-    """`open_sandbox` opens the session's sandbox. A session's files on another machine. `read_only` are additional
+    """A session's files on another machine. `open_sandbox` opens the session's sandbox. `read_only` are additional
     folders there that may be read. Opened files are copied to `folder` on this machine."""
 
     def __init__(

@@ -210,6 +210,6 @@ def _converse(chat: _Chat, home: Path) -> int:
         except LeaveRequested:
             raise
         except KeyboardInterrupt:
-            print("(Ctrl-D leaves)")
+            print("(Ctrl-D exits)")
         except TidegateError as error:  # a refusal ends the message, not the conversation
             print(strip_controls(f"tidegate: {error.message}"), file=sys.stderr)
