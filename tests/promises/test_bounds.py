@@ -51,7 +51,8 @@ def test_the_least_recently_used_toolset_is_evicted_first() -> None:
 
 
 async def test_residents_over_their_cap_during_turns_are_logged_and_counted(home: Path, model: ScriptedModel) -> None:
-    """A8, A11: no resident is torn down, the log says that their turns are running, the metric counts it, and later the cap holds."""
+    """A8, A11: no resident is torn down, the log gives the reason, the metric counts it, and later the cap
+    holds."""
     with capture_logs() as lines:
         async with whole_house(home, "[limits]\nresidents = 2", model=model) as h:
             async with anyio.create_task_group() as group:
