@@ -330,6 +330,7 @@ class Gateway:
             search_key=None if reference is None else self._ready.secrets.get(reference),
             plugins=self._plugins,
             network=self._network,
+            secrets=self._ready.secrets,
         )
         self._presence = components.presence
         self.sessions = Sessions(components)

@@ -42,13 +42,14 @@ _SHELL = re.compile(r"""[;&|<>$`(){}\\'"#\n\r\0]""")  # characters that end, joi
 
 class Action(Frozen, frozen=True):
     """A tool call before it is made. `contained` is true if its changes stay in the session's workspace and everything
-    that it executes runs in a sandbox."""
+    that it executes runs in a sandbox. `approve` is what the tool's owner decided about approvals, or empty."""
 
     tool: str
     effect: str
     arguments: Mapping[str, Any]
     channel: str
     contained: bool
+    approve: Literal["", "never", "always"] = ""
 
 
 class PolicyVerdict(Frozen, frozen=True):
@@ -123,6 +124,8 @@ def decide(rules: Sequence[PolicyRule], mode: Mode, action: Action) -> PolicyVer
     for rule in rules:
         if rule.matches(action):
             return PolicyVerdict(decision=rule.decision, because=f"rule: {rule}")
+    if action.approve == "always":
+        return PolicyVerdict(decision="ask", because="approve = always")
     return PolicyVerdict(decision=_by_mode(mode, action), because=f"approvals = {mode}")
 
 
@@ -136,7 +139,7 @@ def _by_mode(mode: Mode, action: Action) -> Decision:
         return "allow"
     if mode == "strict":
         return "ask"
-    return "allow" if action.contained else "ask"
+    return "allow" if action.contained or action.approve == "never" else "ask"
 
 
 def _conditions(text: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:

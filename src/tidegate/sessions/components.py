@@ -18,6 +18,7 @@ from tidegate.engine import Engine, build_engine
 from tidegate.http_client import Network
 from tidegate.lifetimes import Presence, Scope
 from tidegate.log import Log
+from tidegate.mcp import McpServers
 from tidegate.models import Models
 from tidegate.security import Secret
 from tidegate.sessions.admission import Intake
@@ -66,6 +67,7 @@ class Components:
     extractor: "NoteExtractor | None"
     delegation: "Delegation | None"
     recall: "RecallService | None"
+    servers: McpServers
 
 
 def build_components(
@@ -82,10 +84,12 @@ def build_components(
     search_key: Secret | None = None,
     plugins: "Plugins | None" = None,
     network: Network | None = None,
+    secrets: Mapping[str, Secret] | None = None,
 ) -> Components:
     """Builds all components. `environment` is the environment of the process, from which commands get the variables
     that the settings name. `search_key` is the key of the web search engine. `plugins` are the configured plug-ins.
-    `network` says how the web tools reach other hosts."""
+    `network` says how the web tools and tool servers reach other hosts. `secrets` are the secrets of tool servers, by
+    reference."""
     channels = channels or Channels()
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
@@ -105,6 +109,7 @@ def build_components(
         provenance=provenance,
     )
     web = _web_access(config, spool, search_key, network)
+    servers = McpServers(scope, store, config, workspaces.servers, network=network, secrets=secrets, clock=clock)
     skills = _skills(config, provenance)
     project_files = _project_files(config, provenance)
     memory, extractor = _memory(config, store, models, budgets, clock, _plugin(plugins, "memory"))
@@ -123,15 +128,16 @@ def build_components(
     tool_env = ToolEnv(config, spool, approvals, workspaces, services)
     on_summarised = None if memory is None else memory.queue_current_notes
     compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, on_summarised)
-    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, channels, clock)
+    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, channels, clock, servers)
     scope.on_close(runner.histories.close, name="histories")
-    sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory)
+    sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory, servers)
     prompt_prefixes = PromptPrefixes(
         config,
         models,
         tools,
         [source for source in sources if source is not None],
         mark=None if memory is None else memory.mark,
+        servers=servers,
     )
     limits = config.limits
     engine = build_engine(
@@ -143,7 +149,7 @@ def build_components(
         store,
         presence,
         engine,
-        {"workspace": partial(_end_workspace, workspaces), **(hooks or {})},
+        {"workspace": partial(_end_workspace, workspaces), "servers": partial(_end_servers, servers), **(hooks or {})},
         clock,
         partial(_remove_files, workspaces, spool, recall),
         on_ended=runner.forget,
@@ -154,7 +160,7 @@ def build_components(
         scope=scope, store=store, config=config, models=models, clock=clock, channels=channels, presence=presence,
         budgets=budgets, spool=spool, approvals=approvals, provenance=provenance, workspaces=workspaces, runner=runner,
         engine=engine, prompt_prefixes=prompt_prefixes, intake=intake, endings=endings, web=web, skills=skills,
-        project_files=project_files, memory=memory, extractor=extractor, delegation=delegation, recall=recall,
+        project_files=project_files, memory=memory, extractor=extractor, delegation=delegation, recall=recall, servers=servers,
     )  # fmt: skip
 
 
@@ -162,6 +168,11 @@ async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
     """Ends the session's workspace; the end hook of workspaces. It has no effect to commit and may run twice, since a
     second run finds nothing left to end."""
     await workspaces.end(session.id)
+
+
+async def _end_servers(servers: McpServers, session: SessionRow) -> None:
+    """Stops the tool servers of the session; the end hook of tool servers. It may run twice."""
+    await servers.end_holder(session.id)
 
 
 async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:

@@ -344,6 +344,7 @@ class Sessions:
         await workspaces.start()
         resumed = await recover(self._components)
         await workspaces.processes.report_ends()
+        await self._components.servers.start()
         scope.start(self._endings.finish, name="pending end hooks")
         if self._components.extractor is not None:
             scope.start(self._endings.finish_slow, name="pending slow end hooks")
@@ -404,6 +405,7 @@ class Sessions:
             budgets=self._budgets.views(),
             model_states=self._model_states(),
             models={name: meter.read() for name, meter in self._budgets.meters.items()},
+            mcp=self._components.servers.status(),
         )
 
 

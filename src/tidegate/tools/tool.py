@@ -101,7 +101,8 @@ class Tool(Frozen, frozen=True):
     that enforces a deadline itself. `output_bytes` lowers the limit of the output that the model sees. `long_results`
     means that results may exceed this limit, so the tool that reads the rest is also made available. `contained` means
     that the tool changes nothing outside the session's workspace and executes nothing outside its sandbox, so it needs
-    no approval. `owner` is the origin of the tool, for messages about conflicts.
+    no approval. `approve` replaces what the agent's mode says about approvals, but not its rules. `owner` is the origin
+    of the tool, for messages about conflicts.
     """
 
     definition: ToolDefinition
@@ -113,6 +114,7 @@ class Tool(Frozen, frozen=True):
     output_bytes: int | None = None
     contained: bool = False
     long_results: bool = False
+    approve: Literal["", "never", "always"] = ""
     owner: str = DEFAULT_OWNER
 
     @property

@@ -16,7 +16,7 @@ from tidegate.turns.compaction.compaction import (
 )
 from tidegate.turns.fallback import KEY as FALLBACK
 from tidegate.turns.fallback import FallbackState, fallback_reason
-from tidegate.turns.runner import Runner
+from tidegate.turns.runner import Runner, ServerTools
 from tidegate.turns.tool_env import ToolEnv
 from tidegate.turns.window_usage import WindowUsage
 
@@ -36,6 +36,7 @@ __all__ = [
     "FallbackState",
     "QuestionView",
     "Runner",
+    "ServerTools",
     "ToolEnv",
     "WindowUsage",
     "fallback_reason",

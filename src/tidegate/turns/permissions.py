@@ -69,7 +69,7 @@ class TurnPermissions:
     async def permit(self, turn: Turn, step: str, tool: Tool, call: ToolCall) -> str | None:
         policies = self._in_force or await self._find_policies()
         has_rules = any(policy.rules for policy in policies)
-        if tool.effect == "read" and not has_rules:
+        if tool.effect == "read" and tool.approve != "always" and not has_rules:
             return None
         action = Action(
             tool=tool.name,
@@ -77,6 +77,7 @@ class TurnPermissions:
             arguments=_arguments(call) if has_rules else {},
             channel=await self._questions.channel(self._taken) if has_rules else "",
             contained=tool.contained and (tool.effect != "execute" or await self._workspace.sandboxed()),
+            approve=tool.approve,
         )
         verdict = strictest(decide(policy.rules, policy.mode, action) for policy in policies)
         if verdict.decision == "allow":
