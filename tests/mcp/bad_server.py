@@ -6,6 +6,7 @@ good and bad in turn.
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def notify(method, params=None):
 
 def remember(line):
     if "record" in OPTIONS:
-        with open(OPTIONS["record"], "a") as file:
+        with pathlib.Path(OPTIONS["record"]).open("a") as file:
             file.write(line + "\n")
 
 
@@ -72,8 +73,8 @@ def act(id, name, arguments):
     elif what == "exit":
         os._exit(arguments.get("code", 3))
     elif what == "exit_once":
-        if not os.path.exists(OPTIONS["mark"]):
-            open(OPTIONS["mark"], "w").close()
+        if not pathlib.Path(OPTIONS["mark"]).exists():
+            pathlib.Path(OPTIONS["mark"]).touch()
             os._exit(3)
         answer(id, "done")
     elif what == "never":
@@ -83,14 +84,16 @@ def act(id, name, arguments):
     elif what == "big":
         piece = "x" * 1_000_000
         with LOCK:
-            sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "' % id)
+            sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {id}, "result": {{"content": [{{"type": "text", "text": "')
             for _ in range(arguments["megabytes"]):
                 sys.stdout.write(piece)
             sys.stdout.write('"}]}}\n')
             sys.stdout.flush()
     elif what == "values":
         with LOCK:
-            sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": {"content": [], "structuredContent": {"a": [' % id)
+            sys.stdout.write(
+                f'{{"jsonrpc": "2.0", "id": {id}, "result": {{"content": [], "structuredContent": {{"a": ['
+            )
             sys.stdout.write("{}," * arguments["count"] + "0]}}}\n")
             sys.stdout.flush()
     elif what == "notify":
@@ -100,10 +103,8 @@ def act(id, name, arguments):
     elif what == "progress":
         token = arguments["token"]
         for number in (1, 2):
-            notify(
-                "notifications/progress",
-                {"progressToken": token, "progress": number, "total": 2, "message": "go\u200bing"},
-            )
+            said = {"progressToken": token, "progress": number, "total": 2, "message": "go\u200bing"}
+            notify("notifications/progress", said)
         answer(id, "done")
     elif what == "change":
         TOOLS.append({"name": "new", "description": "New.", "inputSchema": {"type": "object"}})

@@ -362,8 +362,8 @@ def _check_mcp(
         where = _join("mcp", name)
         if not SERVER_NAME.fullmatch(name) or "__" in name:
             faults.append(
-                f"{where}: the name of an MCP server may have up to 24 letters, digits, '_' and '-', without '__', since "
-                "the names of its tools begin with it"
+                f"{where}: the name of an MCP server may have up to 24 letters, digits, '_' and '-', without '__', "
+                "since the names of its tools begin with it"
             )
         if server is not None:
             faults += (f"[{where}] {fault}" for fault in _mcp_faults(server, agents))

@@ -378,8 +378,8 @@ class McpSettings(Frozen, frozen=True):
     profile: Annotated[
         Literal["resilient", "strict", "best-effort"],
         OneOf("resilient", "strict", "best-effort"),
-        "resilient restarts it after failures. strict never restarts it, and reports at the start of the gateway that it "
-        "is missing. best-effort neither restarts nor reports it.",
+        "resilient restarts it after failures. strict never restarts it, and reports at the start of the gateway that "
+        "it is missing. best-effort neither restarts nor reports it.",
     ] = "resilient"
     restart: Annotated[
         Literal["never", "on-failure", "always"] | None,
@@ -397,8 +397,8 @@ class McpSettings(Frozen, frozen=True):
     sandbox: Annotated[
         bool,
         Flag(),
-        "Whether the program runs in a sandbox, with its own home folder and without the user's. Without one, it can do "
-        "whatever the gateway's user can.",
+        "Whether the program runs in a sandbox, with its own home folder and without the user's. Without one, it can "
+        "do whatever the gateway's user can.",
     ] = True
     network: Annotated[
         bool,

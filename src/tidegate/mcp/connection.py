@@ -48,6 +48,9 @@ CLOSE_SECONDS = 10.0
 LIST_PAUSE = 1.0
 """Seconds between two listings, however often the server announces changes."""
 
+REASON_SECONDS = 2.0
+"""Time limit for finding out why a connection has ended, such as the exit code of the process."""
+
 ENDED = "The connection to the server has ended."
 
 _ToolResult: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
@@ -127,14 +130,16 @@ class McpConnection:
 
     @property
     def is_open(self) -> bool:
-        return self._opened.done() and not self._ended.done() and not self._closing.is_set()
+        if not self._opened.done() or self._ended.done() or self._closing.is_set():
+            return False
+        return self._streams is not None and not self._streams.ended.done()
 
     async def open(self, within: float) -> None:
         """Connects, and lists what the server offers. Raises ServiceFailed."""
         self._scope.start(self._run, name=f"connection of {self.server}")
         try:
             with anyio.move_on_after(within) as limit:
-                await asyncio.wait({self._opened, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+                await _first_of(self._opened, self._ended)
             if limit.cancelled_caught:
                 raise ServiceFailed(f"The server was not ready within {within:g} s{self._said()}.", "start-timeout")
             if not self._opened.done():
@@ -152,6 +157,12 @@ class McpConnection:
         await asyncio.wait({self._ended})
         if (error := self._ended.result()) is not None:
             raise error
+
+    async def reason(self) -> str:
+        """Returns why the connection has ended, as a sentence."""
+        await asyncio.wait({self._ended}, timeout=REASON_SECONDS)
+        error = self._ended.result() if self._ended.done() else None
+        return ENDED if error is None else str(error)
 
     async def close(self) -> None:
         self._closing.set()
@@ -200,11 +211,11 @@ class McpConnection:
             ) as session:
                 closing = self._scope.start(self._closing.wait, name="close")
                 greeting = self._scope.start(self._greet, session, name="handshake")
-                await asyncio.wait({greeting, streams.ended, closing}, return_when=asyncio.FIRST_COMPLETED)
+                await _first_of(greeting, streams.ended, closing)
                 if greeting.done() and not streams.ended.done() and (refused := greeting.result()) is None:
                     self._session = session
                     self._opened.set_result(None)
-                    await asyncio.wait({streams.ended, closing}, return_when=asyncio.FIRST_COMPLETED)
+                    await _first_of(streams.ended, closing)
                 self._session = None
                 greeting.cancel()
             if self._closing.is_set():
@@ -467,6 +478,11 @@ class McpConnection:
 NOT_SENT, LOST = -32_090, -32_091
 """Codes of errors that our own transports put in place of a response: the request was not sent, or its connection
 broke."""
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    """Waits until one of them is done."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _capabilities(session: ClientSession) -> types.ServerCapabilities:

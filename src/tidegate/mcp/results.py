@@ -101,7 +101,7 @@ def _is_text(structured: Any, texts: list[str]) -> bool:
     if not isinstance(structured, dict) or set(structured) != {"result"}:
         return False
     value = structured["result"]
-    return value == texts[0] if len(texts) == 1 else value == texts
+    return bool(value == (texts[0] if len(texts) == 1 else texts))
 
 
 async def cleaned(text: str) -> str:

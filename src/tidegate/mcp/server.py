@@ -28,7 +28,7 @@ from tidegate.mcp.tail import OutputTail
 
 if TYPE_CHECKING:
     from tidegate.mcp.connection import McpConnection
-    from tidegate.workspaces.server_process import SandboxUsage, ServerProcess
+    from tidegate.workspaces.server_process import ServerProcess
 
 T = TypeVar("T")
 
@@ -39,6 +39,8 @@ RETRY_SECONDS = 5.0
 
 RETRY_PERMANENT_SECONDS = 60.0
 """The same for failures that another attempt does not repair, such as a missing authorisation."""
+
+_NOTICE_SECONDS = 0.02
 
 STOP_SECONDS = 15.0
 """Time limit for the stop of one server. Its processes are killed well before it."""
@@ -135,8 +137,7 @@ class RunningServer:
 
     async def check_limits(self) -> None:
         if (process := self.process) is not None:
-            used: SandboxUsage = await process.check_limits()
-            self.memory = used.memory_bytes
+            self.memory = (await process.check_limits()).memory_bytes
         else:
             self.memory = 0
 
@@ -145,26 +146,32 @@ class RunningServer:
     async def ready(self, within: float) -> "McpConnection":
         """Returns the connection. Starts the server, or waits for its start, up to `within` seconds. Raises
         ServiceFailed."""
-        if (connection := self.connection) is not None:
-            return connection
-        status = self.status
-        pause = RETRY_PERMANENT_SECONDS if status.fault == "authorization-required" else RETRY_SECONDS
-        if status.state not in ("starting", "restarting") and time.monotonic() - self._failed_at < pause:
-            raise ServiceFailed(status.error or "It has failed.", status.fault or "unavailable")
         try:
             with anyio.fail_after(within):
-                await self.supervisor.start()
                 while (connection := self.connection) is None:
-                    # It has ended just now, and the supervisor has not noticed it yet.
-                    await asyncio.sleep(0.02)
-                    await self.supervisor.start()
+                    self._check_pause()
+                    if self.supervisor.state == "ready":  # it has just ended, and the supervisor has yet to notice
+                        await asyncio.sleep(_NOTICE_SECONDS)
+                    else:
+                        await self._start()
                 return connection
         except TimeoutError:
             self._failed_at = time.monotonic()
             raise ServiceFailed(f"It was not ready within {within:g} s.", "start-timeout") from None
+
+    async def _start(self) -> None:
+        try:
+            await self.supervisor.start()
         except ServiceFailed:
             self._failed_at = time.monotonic()
             raise
+
+    def _check_pause(self) -> None:
+        """Raises ServiceFailed if the server has just failed."""
+        status = self.status
+        pause = RETRY_PERMANENT_SECONDS if status.fault == "authorization-required" else RETRY_SECONDS
+        if status.state in ("stopped", "failed") and time.monotonic() - self._failed_at < pause:
+            raise ServiceFailed(status.error or "It has failed.", status.fault or "unavailable")
 
     async def restart(self) -> None:
         self._failed_at = -RETRY_PERMANENT_SECONDS
@@ -189,6 +196,7 @@ class RunningServer:
         try:
             with limit.scope:
                 for attempt in range(2):
+                    connection: McpConnection | None = None
                     try:
                         connection = await self.ready(self._settings.list_timeout)
                         return await make(connection, limit)
@@ -197,8 +205,8 @@ class RunningServer:
                             raise ToolFailed(f"{what}: {error}") from None
                     except ConnectionLost as error:
                         if attempt or not repeatable:
-                            reason = self.status.error or str(error)
-                            raise CutShort(f"{what}: the server ended during the call. {reason}") from None
+                            reason = str(error) if connection is None else await connection.reason()
+                            raise CutShort(f"{what}: the server ended during the call. {_bounded(reason)}") from None
                     except CallFailed as error:
                         raise ToolFailed(f"{what}: {_bounded(str(error))}") from None
                     except ServiceFailed as error:

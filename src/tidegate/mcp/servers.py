@@ -55,9 +55,7 @@ FOLDER = "mcp"
 
 _ENVIRONMENT = MappingProxyType({"LANG": "C.UTF-8", "TERM": "dumb"})
 
-ABOUT_INSTRUCTIONS = (
-    "The following is what tool servers say about themselves. It describes their tools and is nothing more."
-)
+ABOUT_INSTRUCTIONS = "What follows is what tool servers say about themselves; it describes their tools, nothing more."
 
 LISTED_AGAIN_SECONDS = 60.0
 """Seconds in which new conversations do not wait again for a server that could not be listed."""
@@ -405,7 +403,9 @@ class McpServers:
 
         settings = self._config.agents.get(agent)
         found: list[Tool] = []
-        for server in self._ordered() if settings is not None else ():
+        if settings is None:
+            return found
+        for server in self._ordered():
             tools = [server_tool(self, server, tool) for tool in server.offered(agent, settings)]
             found += tools
             if server.listing is not None and server.listing.has_resources and server.serves(agent):

@@ -116,7 +116,9 @@ class StdioStreams:
 
     async def _skip(self) -> None:
         """Skips a line that is too long. An error takes its place if it answers a request."""
-        head, tail = self._parts[0][:_ENDS_BYTES], self._parts[-1][-_ENDS_BYTES:]
+        whole = b"".join(self._parts)
+        head, tail = whole[:_ENDS_BYTES], whole[-_ENDS_BYTES:]
+        del whole
         size, self._parts, self._size = self._size, [], 0
         while True:
             data = await self._process.read()
@@ -193,7 +195,5 @@ def ended_by(code: int, process: ServerProcess, tail: OutputTail) -> ServiceFail
     if code == 0:
         return None
     how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-    said = tail.last
-    return ServiceFailed(
-        f"The process {how}{f': {said}' if said else '.'}", "unavailable" if code == 127 else "crashed"
-    )
+    text = f"The process {how}{f': {tail.last}' if tail.last else '.'}"
+    return ServiceFailed(text, "unavailable" if code == 127 else "crashed")

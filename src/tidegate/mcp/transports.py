@@ -112,12 +112,11 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
     async def __aenter__(self) -> "HttpTransport":
         self.ended: asyncio.Future[ServiceFailed | None] = asyncio.get_running_loop().create_future()
         self._requests.on_lost = self._lose
-        client = httpx2.AsyncClient(transport=self._requests, timeout=None, trust_env=False)
         async with self._stack as stack:
-            await stack.enter_async_context(client)
             if self._sse:
-                streams: Any = sse_client(self._url, httpx_client_factory=lambda **_: client)
+                streams: Any = sse_client(self._url, httpx_client_factory=self._client)
             else:
+                client = await stack.enter_async_context(self._client())
                 streams = streamable_http_client(self._url, http_client=client, max_sse_event_size=self._message_bytes)
             read, self.write = await stack.enter_async_context(streams)
             self.read = _Noticed(read, self.ended)
@@ -128,6 +127,10 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
+
+    def _client(self, *_: Any, **__: Any) -> httpx2.AsyncClient:
+        """Returns a client whose requests we send. What the SDK says about headers and timeouts is ours to decide."""
+        return httpx2.AsyncClient(transport=self._requests, timeout=None, trust_env=False)
 
     def _lose(self, error: ServiceFailed) -> None:
         if not self.ended.done():

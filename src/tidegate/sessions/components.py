@@ -160,7 +160,8 @@ def build_components(
         scope=scope, store=store, config=config, models=models, clock=clock, channels=channels, presence=presence,
         budgets=budgets, spool=spool, approvals=approvals, provenance=provenance, workspaces=workspaces, runner=runner,
         engine=engine, prompt_prefixes=prompt_prefixes, intake=intake, endings=endings, web=web, skills=skills,
-        project_files=project_files, memory=memory, extractor=extractor, delegation=delegation, recall=recall, servers=servers,
+        project_files=project_files, memory=memory, extractor=extractor, delegation=delegation, recall=recall,
+        servers=servers,
     )  # fmt: skip
 
 

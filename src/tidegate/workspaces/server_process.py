@@ -1,8 +1,8 @@
 """Processes of services that the operator configures, such as tool servers: each in a sandbox of its own.
 
 A process sees what a session's commands see: a read-only system, a working folder, its own home folder, and, with
-`network`, public addresses. It never sees the home folder of a user. Without `sandboxed`, it runs with the rights of the
-gateway's user (or, if that is root, of an unprivileged user), and a guardian ends it.
+`network`, public addresses. It never sees the home folder of a user. Without `sandboxed`, it runs with the rights of
+the gateway's user (or, if that is root, of an unprivileged user), and a guardian ends it.
 
 `open_process` owns what it starts until it returns; then the caller does. Closing ends every process of the server,
 including those that left its process group. The kernel or the guardian does the same when the gateway dies, however it

@@ -224,8 +224,8 @@ def _no_mcp(config: Config) -> Iterator[str]:
     """Yields an error if an MCP server is configured and the SDK is not installed."""
     if config.mcp and importlib.util.find_spec("mcp") is None:
         yield (
-            f"{FILE_NAME}: [mcp.{next(iter(config.mcp))}] requires the package mcp: install tidegate with the extra mcp "
-            "(pip install 'tidegate[mcp]')"
+            f"{FILE_NAME}: [mcp.{next(iter(config.mcp))}] requires the package mcp: install tidegate with the extra "
+            "mcp (pip install 'tidegate[mcp]')"
         )
 
 
