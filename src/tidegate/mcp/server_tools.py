@@ -4,6 +4,7 @@ A tool finds its server when it is called, so a conversation keeps working with 
 A tool that has vanished, or that no longer claims to only read, answers with an error that says what to do.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from tidegate.errors import ToolFailed
 from tidegate.mcp.elicitation import ask_form, ask_page
 from tidegate.mcp.errors import CutShort
 from tidegate.mcp.listing import BETWEEN, ListedTool, one_line, server_of, shortened
-from tidegate.mcp.server import RequestLimit, without_nulls
+from tidegate.mcp.server import RequestLimit, RunningServer, without_nulls
 from tidegate.tools import Result, Tool, ToolContext
 from tidegate.values import ToolDefinition
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 LIST_RESOURCES, READ_RESOURCE = "list_resources", "read_resource"
 
 PROGRESS_CHARACTERS = 200
+PROMPT_CHARACTERS = 100_000
+"""Characters of one message of a prompt."""
+
 UNKNOWN_EFFECT = "Its effect is unknown; check it before you repeat the call."
 
 
@@ -217,3 +221,28 @@ async def _read_resource(servers: "McpServers", name: str, ctx: ToolContext, uri
     from tidegate.mcp.results import resource  # it imports the SDK
 
     return await resource(ctx, one_line(uri, 300), found.contents)
+
+
+class Nobody:
+    """The caller of a request for which nobody can be asked."""
+
+    async def answer(self, params: "ElicitRequestParams") -> "ElicitResult":
+        import mcp_types
+
+        return mcp_types.ElicitResult(action="cancel")
+
+    async def progressed(self, progress: float, total: float | None, message: str | None) -> None:
+        pass
+
+
+async def prompt_text(running: RunningServer, server: str, prompt: str, arguments: Mapping[str, str]) -> str:
+    """Returns a prompt as one text, for a message of the user."""
+    found = await running.request(
+        lambda connection, _: connection.get_prompt(prompt, arguments, Nobody()), f"{server}.{prompt}", repeatable=True
+    )
+    texts = [
+        (message.role, shortened(getattr(message.content, "text", ""), PROMPT_CHARACTERS)) for message in found.messages
+    ]
+    if len({role for role, _ in texts}) == 1:
+        return "\n\n".join(text for _, text in texts if text)
+    return "\n\n".join(f"{role}: {text}" for role, text in texts if text)

@@ -434,6 +434,22 @@ class McpServers:
     def _ordered(self) -> list[ConfiguredServer]:
         return [self._servers[name] for name in sorted(self._servers)]
 
+    async def prompt(
+        self, agent: str, name: str, prompt: str, arguments: Mapping[str, str], *, session: str, principal: str
+    ) -> str:
+        """Returns the text of a prompt. Raises NotFound, or ToolFailed with the reason."""
+        found = next((each for server, each in self.prompts(agent) if (server, each.name) == (name, prompt)), None)
+        if found is None:
+            raise NotFound(f"There is no prompt {f'{name}.{prompt}'[:100]!r}; /mcp lists those that exist.")
+        missing = [each for each, _, required in found.arguments if required and each not in arguments]
+        if missing:
+            raise ToolFailed(f"The prompt {name}.{prompt} needs {', '.join(f'{each}=…' for each in missing)}.")
+        from tidegate.mcp.server_tools import prompt_text
+
+        server = self._named(name)
+        running = self.of_holder(server, session=session, principal=principal)
+        return await prompt_text(running, server.name, prompt, arguments)
+
     # -- for tools and commands --
 
     def configured(self, name: str) -> ConfiguredServer | None:

@@ -19,6 +19,7 @@ from tidegate.engine import TurnLog
 from tidegate.errors import NotFound
 from tidegate.lifetimes import CacheStats, Ledger
 from tidegate.log import Log
+from tidegate.mcp import McpServers
 from tidegate.security import Principal
 from tidegate.sessions import event_stream, queries
 from tidegate.sessions.components import Components
@@ -349,6 +350,11 @@ class Sessions:
         if self._components.extractor is not None:
             scope.start(self._endings.finish_slow, name="pending slow end hooks")
         return resumed
+
+    @property
+    def servers(self) -> McpServers:
+        """The MCP servers."""
+        return self._components.servers
 
     async def drain(self, within: float) -> None:
         """Stops accepting messages. Running turns have this many seconds to finish; those that do not are parked until

@@ -163,11 +163,26 @@ def _references(config: Config) -> dict[str, str]:
         named[f"[models.{name}] proxy"] = model.proxy
         named |= {f"[models.{name}] keys[{number}]": reference for number, reference in enumerate(model.keys)}
         named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
+    named |= _mcp_references(config)
+    return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}
+
+
+def _mcp_references(config: Config) -> dict[str, str | None]:
+    named: dict[str, str | None] = {}
     for name, server in config.mcp.items():
         named[f"[mcp.{name}] token"] = server.token
         named |= {f"[mcp.{name}] env.{variable}": value for variable, value in server.env.items()}
         named |= {f"[mcp.{name}] headers.{header}": value for header, value in server.headers.items()}
-    return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}
+    return named
+
+
+def mcp_secrets(config: Config, environment: Mapping[str, str]) -> tuple[list[str], dict[str, Secret]]:
+    """Checks the settings of MCP servers that were changed while the gateway runs. Returns the errors, and the secrets
+    by reference."""
+    references = _references(config)
+    own = {setting: text for setting, text in _mcp_references(config).items() if setting in references}
+    errors = list(folders.unsafe(config, references))
+    return errors, _secrets(config, {setting: text for setting, text in own.items() if text}, environment, errors)
 
 
 def _secrets(
