@@ -30,7 +30,7 @@ TOOLS = [
         "annotations": {"idempotentHint": True},
     },
 ]
-TOOLS += OPTIONS.get("tools", [])
+TOOLS += OPTIONS.get("more_tools", [])
 calls = 0
 
 

@@ -11,7 +11,7 @@ import anyio
 
 from tests.workspaces.harness import WorkspaceHarness, open_workspaces
 from tidegate.config import AgentSettings, Config, McpSettings, ModelSettings
-from tidegate.lifetimes import Scope
+from tidegate.lifetimes import RestartPolicy, Scope
 from tidegate.mcp import McpServers
 from tidegate.security import Secret
 from tidegate.tools import Result, ToolContext, Toolset
@@ -96,6 +96,7 @@ async def open_servers(
     agents: Mapping[str, AgentSettings] | None = None,
     secrets: Mapping[str, Secret] | None = None,
     clock: Callable[[], float] = time.time,
+    policy: RestartPolicy | None = None,
 ) -> AsyncIterator[ServerHarness]:
     async with open_workspaces(home) as workspaces:
         config = Config(
@@ -106,7 +107,13 @@ async def open_servers(
         )
         async with Scope("servers") as scope:
             opened = McpServers(
-                scope, workspaces.store, config, workspaces.workspaces.servers, secrets=secrets, clock=clock
+                scope,
+                workspaces.store,
+                config,
+                workspaces.workspaces.servers,
+                secrets=secrets,
+                clock=clock,
+                policy=policy,
             )
             await opened.start()
             yield ServerHarness(opened, workspaces, scope, config)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.mcp.harness import WAIT, ServerHarness, bad_server, open_servers
 from tidegate.errors import ToolFailed
-from tidegate.lifetimes import ServiceFailed
+from tidegate.lifetimes import RestartPolicy, ServiceFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -267,19 +267,16 @@ async def test_a_call_is_repeated_once_only_if_its_tool_may_be_repeated(home: Pa
 
 async def test_a_flapping_server_is_given_up(home: Path) -> None:
     """E1, L25"""
-    async with open_servers(home, {"bad": bad_server(crash_every=1)}) as servers:
+    policy = RestartPolicy(first_pause=0.001, attempts=3)
+    async with open_servers(home, {"bad": bad_server(crash_every=1)}, policy=policy) as servers:
         await servers.ready("bad")
-        supervisor = servers.servers.configured("bad").running[""].supervisor  # type: ignore[union-attr]
-        supervisor._sleep = lambda seconds: anyio.lowlevel.checkpoint()
-        with contextlib.suppress(ToolFailed):
-            for _ in range(50):
-                with contextlib.suppress(ToolFailed):
-                    await servers.call("bad__do", what="pid")
-                if servers.state("bad").state == "failed":
-                    break
+        for _ in range(20):
+            with pytest.raises(ToolFailed):
+                await servers.call("bad__do", what="pid")
         assert servers.state("bad").state == "failed"
         with pytest.raises(ToolFailed, match="not available"):
             await servers.call("bad__do", what="pid")
+        assert servers.state("bad").restarts == 3
 
 
 async def test_a_broken_server_delays_no_other_server(home: Path) -> None:

@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from tidegate.config import Config
 from tidegate.errors import Misconfigured, TidegateError
-from tidegate.gateway.preflight import preflight
+from tidegate.gateway.preflight import PreflightFailed, preflight
 from tidegate.lifetimes import ServiceFailed
 from tidegate.mcp import NOT_INSTALLED, McpServers, is_installed
 from tidegate.security import Redactor, Secret
@@ -85,5 +85,5 @@ class McpRequests:
             raise Misconfigured(NOT_INSTALLED)
         errors, secrets = preflight.mcp_secrets(config, os.environ)
         if errors:
-            raise preflight.PreflightFailed(tuple(preflight.with_path(self._home, error) for error in errors), config)
+            raise PreflightFailed(tuple(preflight.with_path(self._home, error) for error in errors), config)
         return config, secrets

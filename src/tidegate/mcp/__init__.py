@@ -9,7 +9,15 @@ The SDK (the package `mcp`, an extra) takes more than 30 MB, so only `connection
 `results.py` import it, when a server is first connected.
 """
 
-from tidegate.mcp.listing import ListedPrompt, ListedTool, Listing
+from tidegate.mcp.listing import ListedPrompt, ListedTool, ServerListing
 from tidegate.mcp.servers import CHECK_SECONDS, NOT_INSTALLED, McpServers, is_installed
 
-__all__ = ["CHECK_SECONDS", "NOT_INSTALLED", "ListedPrompt", "ListedTool", "Listing", "McpServers", "is_installed"]
+__all__ = [
+    "CHECK_SECONDS",
+    "NOT_INSTALLED",
+    "ListedPrompt",
+    "ListedTool",
+    "McpServers",
+    "ServerListing",
+    "is_installed",
+]

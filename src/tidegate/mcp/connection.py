@@ -29,7 +29,7 @@ from tidegate import __version__
 from tidegate.lifetimes import Scope, ServiceFailed
 from tidegate.log import Log
 from tidegate.mcp.errors import CallFailed, ConnectionLost, NotSent
-from tidegate.mcp.listing import Listing, ListingBuilder
+from tidegate.mcp.listing import ListingBuilder, ServerListing
 
 log = Log(__name__)
 
@@ -67,7 +67,7 @@ Revision = Literal["auto", "2025", "2026"]
 Questions = Callable[[types.ElicitRequestParams], Awaitable[types.ElicitResult]]
 
 
-class Caller(Protocol):
+class Requester(Protocol):
     """The one who makes a request: asks its person the server's questions, and follows the progress."""
 
     async def answer(self, params: types.ElicitRequestParams) -> types.ElicitResult: ...
@@ -103,11 +103,11 @@ class McpConnection:
         revision: Revision,
         known: str,
         clock: Callable[[], float],
-        on_listing: Callable[[Listing], Awaitable[None]],
+        on_listing: Callable[[ServerListing], Awaitable[None]],
     ) -> None:
         """`known` is the revision that an earlier connection found; empty if there is none."""
         self.server = server
-        self.listing = Listing(revision="")
+        self.listing = ServerListing(revision="")
         self._transport = transport
         self._scope = scope.child(f"connection of {server}", close_within=CLOSE_SECONDS)
         self._wanted = revision
@@ -122,7 +122,7 @@ class McpConnection:
         self._ended: asyncio.Future[ServiceFailed | None] = loop.create_future()
         self._generation = 0
         self._changed = asyncio.Event()
-        self._callers: list[Caller] = []  # lint: allow the calls in progress
+        self._callers: list[Requester] = []  # lint: allow the calls in progress
 
     @property
     def streams(self) -> Any:
@@ -159,7 +159,9 @@ class McpConnection:
             raise error
 
     async def reason(self) -> str:
-        """Returns why the connection has ended, as a sentence."""
+        """Returns why the connection has ended, as a sentence; empty if it has not."""
+        if self.is_open:
+            return ""
         await asyncio.wait({self._ended}, timeout=REASON_SECONDS)
         error = self._ended.result() if self._ended.done() else None
         return ENDED if error is None else str(error)
@@ -276,7 +278,7 @@ class McpConnection:
 
     # -- what it offers --
 
-    async def _list(self, session: ClientSession) -> Listing:
+    async def _list(self, session: ClientSession) -> ServerListing:
         builder = ListingBuilder(self.server)
         capabilities = _capabilities(session)
         ttl: float | None = None
@@ -377,7 +379,7 @@ class McpConnection:
 
     # -- requests --
 
-    async def call_tool(self, name: str, arguments: Mapping[str, Any], caller: Caller) -> types.CallToolResult:
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], caller: Requester) -> types.CallToolResult:
         """Calls a tool. Raises CallFailed, ConnectionLost or NotSent. Cancelling it cancels the call, and not the
         connection."""
 
@@ -391,7 +393,7 @@ class McpConnection:
         result: types.CallToolResult = await self._request(request, _ToolResult, caller)
         return result
 
-    async def get_prompt(self, name: str, arguments: Mapping[str, str], caller: Caller) -> types.GetPromptResult:
+    async def get_prompt(self, name: str, arguments: Mapping[str, str], caller: Requester) -> types.GetPromptResult:
         def request(answers: types.InputResponses | None, state: str | None) -> types.GetPromptRequest:
             return types.GetPromptRequest(
                 params=types.GetPromptRequestParams(
@@ -402,7 +404,7 @@ class McpConnection:
         result: types.GetPromptResult = await self._request(request, _Prompt, caller)
         return result
 
-    async def read_resource(self, uri: str, caller: Caller) -> types.ReadResourceResult:
+    async def read_resource(self, uri: str, caller: Requester) -> types.ReadResourceResult:
         def request(answers: types.InputResponses | None, state: str | None) -> types.ReadResourceRequest:
             return types.ReadResourceRequest(
                 params=types.ReadResourceRequestParams(uri=uri, input_responses=answers, request_state=state)
@@ -416,7 +418,7 @@ class McpConnection:
         with self._errors():
             return await session.list_resources(params=types.PaginatedRequestParams(cursor=cursor))
 
-    async def _request(self, request: Callable[..., Any], adapter: TypeAdapter[Any], caller: Caller) -> Any:
+    async def _request(self, request: Callable[..., Any], adapter: TypeAdapter[Any], caller: Requester) -> Any:
         session = self._ready_session()
         self._callers.append(caller)
         try:
@@ -445,8 +447,8 @@ class McpConnection:
         try:
             yield
         except MCPError as error:
-            if error.code == types.CONNECTION_CLOSED:
-                raise ConnectionLost(ENDED) from None
+            if error.code == types.CONNECTION_CLOSED and self._is_lost(error.message):
+                raise ConnectionLost(error.message) from None
             if error.code == NOT_SENT:
                 raise NotSent(error.message) from None
             if error.code == LOST:
@@ -455,7 +457,11 @@ class McpConnection:
         except ValidationError as error:
             raise CallFailed(f"The server's answer is not valid ({error.error_count()} errors).") from None
 
-    async def _answers(self, result: types.InputRequiredResult, caller: Caller) -> types.InputResponses:
+    def _is_lost(self, message: str) -> bool:
+        """True if an error with the SDK's code for a lost connection is the SDK's. Servers use the code as well."""
+        return self._streams is None or self._streams.ended.done() or message.startswith(_LOST_STREAM)
+
+    async def _answers(self, result: types.InputRequiredResult, caller: Requester) -> types.InputResponses:
         answers: types.InputResponses = {}
         for key, wanted in list((result.input_requests or {}).items())[:8]:
             if not isinstance(wanted, types.ElicitRequest):
@@ -474,6 +480,9 @@ class McpConnection:
             return types.ErrorData(code=types.INVALID_REQUEST, message="It is not known whom to ask.")
         return await self._callers[0].answer(params)
 
+
+_LOST_STREAM = ("SSE stream ended", "SSE stream failed")
+"""How the SDK's messages begin about a response that can no longer arrive, while the connection goes on."""
 
 NOT_SENT, LOST = -32_090, -32_091
 """Codes of errors that our own transports put in place of a response: the request was not sent, or its connection

@@ -64,7 +64,7 @@ class ListedPrompt(Frozen, frozen=True):
     arguments: tuple[tuple[str, str, bool], ...] = ()
 
 
-class Listing(Frozen, frozen=True):
+class ServerListing(Frozen, frozen=True):
     """What a server offered at the time `at`. `ttl` is the number of seconds for which it says that this holds."""
 
     revision: str
@@ -175,8 +175,8 @@ class ListingBuilder:
 
     def build(
         self, *, revision: str, server: str, instructions: str, has_resources: bool, at: float, ttl: float | None
-    ) -> Listing:
-        return Listing(
+    ) -> ServerListing:
+        return ServerListing(
             revision=revision,
             server=one_line(server, 200),
             instructions=shortened(instructions, INSTRUCTION_CHARACTERS),

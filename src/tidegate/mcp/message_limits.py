@@ -87,7 +87,7 @@ class ValueCount:
     def __init__(self, *, events: bool, most: int = VALUES_AT_MOST) -> None:
         self._events = events
         self._most = most
-        self._count = 0
+        self.count = 0
         self._in_string = False
         self._is_escaped = False
         self._end = b""
@@ -102,7 +102,7 @@ class ValueCount:
         start = len(self._end)
         for found in ends:
             self._add(joined[start : found.end()])
-            self._count, self._in_string, self._is_escaped = 0, False, False
+            self.count, self._in_string, self._is_escaped = 0, False, False
             start = max(start, found.end())
         self._add(joined[start:])
         self._end = joined[-3:] if not joined.endswith(b"\n\n") else b""
@@ -120,6 +120,6 @@ class ValueCount:
             tail = rest[opened:]
             self._is_escaped = (len(tail) - len(tail.rstrip(b"\\"))) % 2 == 1
             rest = rest[:opened]
-        self._count += _values(rest)
-        if self._count > self._most:
+        self.count += _values(rest)
+        if self.count > self._most:
             raise MessageRefused(f"has more than {self._most:,} values")

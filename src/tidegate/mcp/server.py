@@ -23,7 +23,7 @@ from tidegate.errors import ToolFailed
 from tidegate.lifetimes import RestartPolicy, Scope, ServiceFailed, ServiceStatus, Supervisor
 from tidegate.log import Log
 from tidegate.mcp.errors import CallFailed, ConnectionLost, CutShort, NotSent
-from tidegate.mcp.listing import Listing, shortened
+from tidegate.mcp.listing import ServerListing, shortened
 from tidegate.mcp.tail import OutputTail
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class RunningServer:
         transport: Callable[[Scope, OutputTail], AbstractAsyncContextManager[Any]],
         *,
         known_revision: Callable[[], str],
-        on_listing: Callable[[Listing], Awaitable[None]],
+        on_listing: Callable[[ServerListing], Awaitable[None]],
         on_change: Callable[[ServiceStatus], None],
         policy: RestartPolicy | None = None,
         clock: Callable[[], float] = time.time,
@@ -205,7 +205,7 @@ class RunningServer:
                             raise ToolFailed(f"{what}: {error}") from None
                     except ConnectionLost as error:
                         if attempt or not repeatable:
-                            reason = str(error) if connection is None else await connection.reason()
+                            reason = str(error) if connection is None else await connection.reason() or str(error)
                             raise CutShort(f"{what}: the server ended during the call. {_bounded(reason)}") from None
                     except CallFailed as error:
                         raise ToolFailed(f"{what}: {_bounded(str(error))}") from None

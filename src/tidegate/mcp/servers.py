@@ -26,9 +26,9 @@ from anyio import to_thread
 from tidegate.config import AgentSettings, Config, McpSettings
 from tidegate.errors import NotFound, ToolFailed
 from tidegate.http_client import HttpClient, Network
-from tidegate.lifetimes import Scope, ServiceFailed, ServiceStatus, Supervisor, gather, stop_all
+from tidegate.lifetimes import RestartPolicy, Scope, ServiceFailed, ServiceStatus, Supervisor, gather, stop_all
 from tidegate.log import Log
-from tidegate.mcp.listing import BETWEEN, ListedPrompt, ListedTool, Listing, is_allowed, quoted
+from tidegate.mcp.listing import BETWEEN, ListedPrompt, ListedTool, ServerListing, is_allowed, quoted
 from tidegate.mcp.server import STOP_SECONDS, RunningServer
 from tidegate.mcp.tail import OutputTail
 from tidegate.security import Secret
@@ -70,7 +70,7 @@ class ConfiguredServer:
         self.name = name
         self.settings = settings
         self.secrets = secrets
-        self.listing: Listing | None = None
+        self.listing: ServerListing | None = None
         self.running: dict[str, RunningServer] = {}
         """By holder; the holder of scope `process` is empty."""
         self.removed = False
@@ -120,8 +120,11 @@ class McpServers:
         network: Network | None = None,
         secrets: Mapping[str, Secret] | None = None,
         clock: Callable[[], float] = time.time,
+        policy: RestartPolicy | None = None,
     ) -> None:
-        """`secrets` are the values of the references in the settings."""
+        """`secrets` are the values of the references in the settings. `policy` replaces that of the settings, for
+        tests."""
+        self._policy = policy
         self.generation = 0
         """Raised with every change of what agents may see or do."""
         self._scope = scope.child("tool servers", close_within=STOP_SECONDS + 5)
@@ -156,7 +159,7 @@ class McpServers:
         found = stored.get(server.name)
         if found is not None and found[0] == server.signature:
             try:
-                server.listing = msgspec.json.decode(found[1], type=Listing)
+                server.listing = msgspec.json.decode(found[1], type=ServerListing)
             except msgspec.DecodeError:
                 log.warning("the stored tools of a server cannot be read", server=server.name)
 
@@ -269,6 +272,7 @@ class McpServers:
             known_revision=lambda: "" if server.listing is None else server.listing.revision,
             on_listing=partial(self._listed, server),
             on_change=partial(self._state_changed, server),
+            policy=self._policy,
             clock=self._clock,
         )
         return running
@@ -310,7 +314,7 @@ class McpServers:
         )
         return StdioTransport(self._processes, spec, scope, tail, message_bytes=settings.message_bytes)
 
-    async def _listed(self, server: ConfiguredServer, listing: Listing) -> None:
+    async def _listed(self, server: ConfiguredServer, listing: ServerListing) -> None:
         """Stores what a server offers."""
         if server.removed:
             return
@@ -460,7 +464,7 @@ class McpServers:
         holders = {"process": "", "session": session, "principal": principal}
         return self._running(server, holders[server.settings.scope])
 
-    async def test(self, name: str) -> Listing:
+    async def test(self, name: str) -> ServerListing:
         """Connects to a server, unless it is connected, and returns what it offers. Raises ServiceFailed."""
         server = self._named(name)
         running = self._running(server, "")
