@@ -182,6 +182,8 @@ async def test_help_is_made_from_the_registry(home: Path, model: ScriptedModel) 
             "answer",
             "skills",
             "memory",
+            "mcp",
+            "prompt",
             "context",
             "compact",
         }

@@ -11,6 +11,7 @@ import pytest
 from tests.mcp.harness import WAIT, bad_server, open_servers
 from tidegate.config import AgentSettings
 from tidegate.errors import NotFound, ToolFailed
+from tidegate.mcp.servers import own_secrets
 from tidegate.security import Secret
 from tidegate.tools import Toolset
 
@@ -161,6 +162,13 @@ async def test_a_sandboxed_server_sees_neither_the_gateway_nor_the_secrets_of_ot
         assert done.count("No such file or directory") + done.count("Permission denied") >= 3
         assert "written" in done
         assert (home / "mcp" / "box" / "home" / "cache").exists()
+
+
+def test_a_server_gets_only_its_own_secrets() -> None:
+    """X15"""
+    secrets = {"env:A": Secret("a"), "env:B": Secret("b"), "env:C": Secret("c")}
+    settings = bad_server(env={"KEY": "env:A"}, headers={"x": "env:B"})
+    assert set(own_secrets(settings, secrets)) == {"env:A", "env:B"}
 
 
 async def test_null_arguments_are_left_out(home: Path) -> None:
