@@ -92,7 +92,7 @@ class HttpServer:
         if method == "tools/list":
             return {"result": {"tools": TOOLS, **end}}
         if method == "tools/call":
-            done = {"resultType": "complete"} if modern else {}
+            done: dict[str, Any] = {}  # complete, although it does not say so
             arguments = params.get("arguments") or {}
             if params["name"] == "ask":
                 answers = params.get("inputResponses")

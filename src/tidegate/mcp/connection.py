@@ -254,12 +254,14 @@ class McpConnection:
                 if error.code != types.UNSUPPORTED_PROTOCOL_VERSION:
                     raise
         version = LATEST_MODERN_VERSION
-        for _ in range(2):
+        for attempt in range(2):
             try:
                 with anyio.fail_after(PROBE_SECONDS):
                     found = types.DiscoverResult.model_validate(await session.send_discover(version))
                 if any(each in found.supported_versions for each in MODERN_PROTOCOL_VERSIONS):
                     session.adopt(found)
+                    if self._streams is not None:
+                        self._streams.read.assumes_complete = True
                     return
                 reason = f"The server supports {', '.join(found.supported_versions)[:200]}."
             except (MCPError, TimeoutError, ValidationError) as error:
@@ -268,7 +270,7 @@ class McpConnection:
                 reason = _sentence(error)
                 if isinstance(error, MCPError) and error.code == types.UNSUPPORTED_PROTOCOL_VERSION:
                     mutual = [each for each in MODERN_PROTOCOL_VERSIONS if each in _supported(error)]
-                    if mutual and mutual[-1] != version:
+                    if mutual and attempt == 0:
                         version = mutual[-1]
                         continue
             break

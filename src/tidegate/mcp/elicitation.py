@@ -74,7 +74,7 @@ async def _ask_field(ask: Ask, intro: str, name: str, field: Mapping[str, Any], 
         answer = await ask(question, (*choices, *others) if choices else ())
         if answer == DECLINE:
             return _Declined
-        if answer == SKIP or (not answer.strip() and not required):
+        if answer == SKIP or (not answer.strip() and (not required or default is not None)):
             return _Skipped if default is None else default
         if choices:
             return values.get(answer, _Declined)

@@ -36,6 +36,8 @@ class StdioStreams:
     failure if there is one."""
 
     def __init__(self, process: ServerProcess, tail: OutputTail, *, message_bytes: int, rate: RateLimit) -> None:
+        self.assumes_complete = False
+        """True for a server of the newer revision: its results may omit that they are complete."""
         self._process = process
         self._tail = tail
         self._limit = message_bytes
@@ -87,7 +89,10 @@ class StdioStreams:
                 self._owed -= 1
             else:
                 await self._rate.admit()
-            return SessionMessage(message)
+            made = SessionMessage(message)
+            if self.assumes_complete:
+                complete(made)
+            return made
         return None
 
     async def _line(self) -> bytes | None:
@@ -179,6 +184,12 @@ class StdioStreams:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def complete(item: SessionMessage | Exception) -> None:
+    """Marks a result without a type as complete, which the SDK requires and servers may omit."""
+    if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
+        item.message.result.setdefault("resultType", "complete")
 
 
 async def keep_tail(process: ServerProcess, tail: OutputTail) -> None:

@@ -20,7 +20,7 @@ from tidegate.http_client import ConnectionFailed, HttpClient, Target, Timeouts
 from tidegate.lifetimes import Scope, ServiceFailed
 from tidegate.mcp.connection import LOST, NOT_SENT
 from tidegate.mcp.message_limits import MessageRefused, RateLimit, ValueCount
-from tidegate.mcp.stdio import StdioStreams, ended_by, keep_tail
+from tidegate.mcp.stdio import StdioStreams, complete, ended_by, keep_tail
 from tidegate.mcp.tail import OutputTail
 from tidegate.security import Secret
 from tidegate.workspaces.server_process import ProcessSpec, ServerProcess, ServerProcesses
@@ -147,6 +147,7 @@ class _Noticed:
     """The SDK's stream of messages; `ended` is done when it ends."""
 
     def __init__(self, stream: Any, ended: "asyncio.Future[ServiceFailed | None]") -> None:
+        self.assumes_complete = False
         self._stream = stream
         self._ended = ended
 
@@ -159,7 +160,10 @@ class _Noticed:
 
     async def __anext__(self) -> Any:
         try:
-            return await anext(self._stream)
+            item = await anext(self._stream)
+            if self.assumes_complete:
+                complete(item)
+            return item
         except StopAsyncIteration:
             if not self._ended.done():
                 self._ended.set_result(None)
