@@ -56,8 +56,9 @@ def remember(line):
 
 def escape_and_sleep():
     """Starts a grandchild in another process group and session that ignores SIGTERM and holds the output open."""
-    program = "import os,signal,time; os.setsid(); signal.signal(15, signal.SIG_IGN); time.sleep(1000)"
-    return subprocess.Popen([sys.executable, "-c", program], start_new_session=True).pid
+    program = "import signal,sys,time; signal.signal(15, signal.SIG_IGN); print(file=sys.stderr); time.sleep(1000)"
+    child = subprocess.Popen([sys.executable, "-c", program, "grandchild"], start_new_session=True)
+    return child.pid
 
 
 def act(id, name, arguments):

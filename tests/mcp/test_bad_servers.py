@@ -18,6 +18,9 @@ from tidegate.lifetimes import RestartPolicy, ServiceFailed
 
 pytestmark = pytest.mark.anyio
 
+GRANDCHILD = "time.sleep(1000)\0grandchild"
+"""In the command line of the processes that the servers start, which are in sessions of their own."""
+
 EITHER = pytest.mark.parametrize("sandbox", [True, False], ids=["sandboxed", "unsandboxed"])
 
 
@@ -178,13 +181,15 @@ async def test_a_server_is_gone_when_it_dies_although_its_grandchild_holds_the_o
     home: Path, mark: str, sandbox: bool
 ) -> None:
     """E2, L12, L15"""
-    async with open_servers(home, {"bad": bad_server(sandbox, mark=mark, restart="never")}) as servers:
+    settings = bad_server(sandbox, mark=mark, restart="never", call_timeout=10_000.0)
+    async with open_servers(home, {"bad": settings}) as servers:
         await servers.ready("bad")
         await servers.call("bad__do", what="child")
-        with anyio.fail_after(WAIT), pytest.raises(ToolFailed):
+        await servers.until(lambda: processes_with(GRANDCHILD))
+        with anyio.fail_after(WAIT), pytest.raises(ToolFailed, match="ended during the call"):
             await servers.call("bad__do", what="exit")
         await servers.until(lambda: servers.state("bad").state == "failed")
-        await servers.until(lambda: processes_with("signal.signal(15, signal.SIG_IGN)") == [])
+        await servers.until(lambda: processes_with(GRANDCHILD) == [])
 
 
 @EITHER
@@ -196,8 +201,9 @@ async def test_stopping_ends_a_server_that_ignores_everything_and_its_escaped_gr
     async with open_servers(home, {"bad": settings}) as servers:
         await servers.ready("bad")
         assert processes_with(mark)
+        await servers.until(lambda: processes_with(GRANDCHILD))
     assert processes_with(mark) == []
-    assert processes_with("signal.signal(15, signal.SIG_IGN)") == []
+    assert processes_with(GRANDCHILD) == []
 
 
 async def test_tools_that_change_during_a_call_reach_new_conversations_only(home: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.gateway.process import WAIT, GatewayProcess, gateway, tidegate
 from tests.mcp.harness import BAD_SERVER, PYTHON
-from tests.mcp.test_bad_servers import processes_with
+from tests.mcp.test_bad_servers import GRANDCHILD, processes_with
 from tidegate.gateway import ask
 
 
@@ -68,11 +68,11 @@ def test_a_killed_gateway_leaves_no_server_and_no_grandchild(tmp_path: Path, san
     write_config(home, servers)
     with gateway(home) as running:
         until(lambda: all(status(home, f"s{number}")["state"] == "ready" for number in range(4)))
-        until(lambda: len(processes_with(mark)) >= 5)
+        until(lambda: len(processes_with(mark)) >= 5 and len(processes_with(GRANDCHILD)) >= 5)
         running.signal(signal.SIGKILL)
         running.wait()
         until(lambda: processes_with(mark) == [])
-    until(lambda: processes_with("signal.signal(15, signal.SIG_IGN)") == [])
+    until(lambda: processes_with(GRANDCHILD) == [])
 
 
 def test_stopping_the_gateway_ends_every_server(tmp_path: Path) -> None:
