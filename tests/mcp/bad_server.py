@@ -201,7 +201,7 @@ def main():
     if "child" in OPTIONS:
         escape_and_sleep()
     if "exit" in OPTIONS:
-        sys.stderr.write("no configuration found\n")
+        sys.stderr.write(OPTIONS.get("says", "no configuration found") + "\n")
         sys.exit(OPTIONS["exit"])
     if OPTIONS.get("garbage"):
         for number in range(100):

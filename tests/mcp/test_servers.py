@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 import zlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tests.mcp.harness import WAIT, bad_server, open_servers
 from tidegate.config import AgentSettings
 from tidegate.errors import NotFound, ToolFailed
+from tidegate.lifetimes import ServiceFailed
 from tidegate.mcp.servers import own_secrets
 from tidegate.security import Secret
 from tidegate.tools import Toolset
@@ -169,6 +171,29 @@ def test_a_server_gets_only_its_own_secrets() -> None:
     secrets = {"env:A": Secret("a"), "env:B": Secret("b"), "env:C": Secret("c")}
     settings = bad_server(env={"KEY": "env:A"}, headers={"x": "env:B"})
     assert set(own_secrets(settings, secrets)) == {"env:A", "env:B"}
+
+
+async def test_a_secret_in_the_error_output_is_not_shown(home: Path) -> None:
+    """X15"""
+    settings = bad_server(env={"KEY": "env:KEY"}, exit=3, says="the key swordfish-12345 is wrong")
+    async with open_servers(home, {"bad": settings}, secrets={"env:KEY": Secret("swordfish-12345")}) as servers:
+        with pytest.raises(ServiceFailed, match=r"the key \[secret\] is wrong"):
+            await servers.ready("bad")
+        assert "swordfish" not in repr(servers.servers.logs("bad"))
+
+
+async def test_many_stubborn_servers_are_stopped_at_once(home: Path) -> None:
+    """E3: within the time of one."""
+    stubborn = bad_server(ignores_sigterm=True, ignores_input_end=True)
+    async with open_servers(home, {f"s{number}": stubborn for number in range(8)}) as servers:
+        await servers.ready(*(f"s{number}" for number in range(8)))
+        began = time.monotonic()
+        one = servers.servers.configured("s0")
+        assert one is not None
+        await one.running[""].stop()
+        alone = time.monotonic() - began
+        began = time.monotonic()
+    assert time.monotonic() - began < 4 * alone
 
 
 async def test_null_arguments_are_left_out(home: Path) -> None:

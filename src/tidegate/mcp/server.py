@@ -10,7 +10,7 @@ The modules that need the SDK are imported with the first connection, in a threa
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -62,7 +62,8 @@ def policy_of(settings: McpSettings) -> RestartPolicy:
 
 
 class RunningServer:
-    """One server for one holder: for everybody, a conversation or a user. `used` is the time of its last use."""
+    """One server for one holder: for everybody, a conversation or a user. `used` is the time of its last use. The server
+    owns `scope`. `hidden` are secrets that are not shown in its error output."""
 
     def __init__(
         self,
@@ -73,12 +74,12 @@ class RunningServer:
         *,
         known_revision: Callable[[], str],
         on_listing: Callable[[ServerListing], Awaitable[None]],
-        on_change: Callable[[ServiceStatus], None],
+        hidden: Iterable[str] = (),
         policy: RestartPolicy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name
-        self.tail = OutputTail()
+        self.tail = OutputTail(hidden=hidden)
         self.used = time.monotonic()
         self.calls = 0
         self.memory = 0
@@ -92,7 +93,6 @@ class RunningServer:
         self._failed_at = -RETRY_PERMANENT_SECONDS
         self.supervisor = Supervisor(name, self, scope, policy or policy_of(settings), clock=clock)
         self.supervisor.listen(self._changed)
-        self.supervisor.listen(on_change)
 
     # -- as the supervisor's connector --
 
@@ -179,6 +179,13 @@ class RunningServer:
 
     async def stop(self) -> None:
         await self.supervisor.stop(STOP_SECONDS)
+
+    async def close(self) -> None:
+        """Stops the server for good."""
+        try:
+            await self.stop()
+        finally:
+            await self._scope.close()
 
     # -- requests --
 

@@ -12,7 +12,7 @@ after its idle time. The SDK is imported when the first server is connected.
 import hashlib
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,9 @@ import msgspec
 from anyio import to_thread
 
 from tidegate.config import AgentSettings, Config, McpSettings
-from tidegate.errors import NotFound, ToolFailed
+from tidegate.errors import NotFound, StoreFailed, ToolFailed
 from tidegate.http_client import HttpClient, Network
-from tidegate.lifetimes import RestartPolicy, Scope, ServiceFailed, ServiceStatus, Supervisor, gather, stop_all
+from tidegate.lifetimes import Holding, RestartPolicy, Scope, ServiceFailed, ServiceStatus, Supervisor, gather, stop_all
 from tidegate.log import Log
 from tidegate.mcp.listing import BETWEEN, ListedPrompt, ListedTool, ServerListing, is_allowed, quoted
 from tidegate.mcp.server import STOP_SECONDS, RunningServer
@@ -46,6 +46,9 @@ CHECK_SECONDS = 5.0
 
 HOLDERS_AT_MOST = 256
 """Running servers of one configured server, one for each session or user."""
+
+PROCESS_FDS = 4  # of one process: its three streams and its pidfd
+SANDBOX_FDS = 5  # its namespaces, its process table, its lifeline, and the pidfd of its first process
 
 CONNECTIONS = 256
 CONNECTIONS_PER_HOST = 64
@@ -128,6 +131,8 @@ class McpServers:
         self.generation = 0
         """Raised with every change of what agents may see or do."""
         self._scope = scope.child("tool servers", close_within=STOP_SECONDS + 5)
+        # Of its own, since a scope closes its children one after another.
+        self._running_servers = Scope("running tool servers", close_within=STOP_SECONDS, on_error=_task_failed)
         self._store = store
         self._config = config
         self._processes = processes
@@ -165,7 +170,7 @@ class McpServers:
 
     def _begin(self, servers: Iterable[ConfiguredServer]) -> None:
         for server in servers:
-            if server.settings.start == "eager":
+            if server.settings.start == "eager" or server.settings.profile == "strict":
                 self._scope.start(self._try, server, name=f"start of {server.name}")
 
     async def _try(self, server: ConfiguredServer) -> None:
@@ -204,7 +209,7 @@ class McpServers:
             self._adopt(server, stored)
             fresh.append(server)
         self._raise_generation()
-        await self._stop(running for server in (*gone, *changed) for running in server.running.values())
+        await self._close(running for server in (*gone, *changed) for running in server.running.values())
         for server in gone:
             await self._store.write(mcp_listings.remove, server.name)
             await to_thread.run_sync(_remove_folders, self._root, server.name)
@@ -222,13 +227,14 @@ class McpServers:
             for server in self._servers.values()
             if server.settings.scope == "session" and holder in server.running
         ]
-        await self._stop(running for _, running in ended)
+        await self._close(running for _, running in ended)
         for server, _ in ended:
             await to_thread.run_sync(_remove_folder, self._root / folder_name(server.name, holder))
 
     async def check(self) -> None:
         """Ends what exceeds its limits, and stops idle servers."""
         idle: list[RunningServer] = []
+        unused: list[RunningServer] = []
         for server in tuple(self._servers.values()):
             for holder, running in tuple(server.running.items()):
                 try:
@@ -237,10 +243,11 @@ class McpServers:
                     log.exception("checking a tool server failed; it is tried again", server=running.name)
                 if server.settings.start == "on-demand" and running.is_idle(server.settings.idle_stop):
                     if holder:
-                        del server.running[holder]
-                    if running.status.state not in ("stopped", "failed") or holder:
+                        unused.append(server.running.pop(holder))
+                    elif running.status.state not in ("stopped", "failed"):
                         idle.append(running)
         await self._stop(idle)
+        await self._close(unused)
 
     async def _stop(self, running: Iterable[RunningServer]) -> None:
         supervisors = [each.supervisor for each in running]
@@ -250,11 +257,26 @@ class McpServers:
             for failure in failures.exceptions:
                 log.error("a tool server could not be stopped", error=str(failure))
 
+    async def _close(self, running: Iterable[RunningServer]) -> None:
+        """Stops these servers for good."""
+
+        async def close(each: RunningServer) -> None:
+            try:
+                await each.close()
+            except (Exception, BaseExceptionGroup) as error:
+                log.error("a tool server could not be stopped", server=each.name, error=str(error))
+
+        await gather([close(each) for each in running])
+
     async def _stop_all(self) -> None:
+        """Stops all servers concurrently, with one time limit."""
         supervisors: list[Supervisor] = [
             running.supervisor for server in self._servers.values() for running in server.running.values()
         ]
-        await stop_all(supervisors, STOP_SECONDS)
+        try:
+            await stop_all(supervisors, STOP_SECONDS)
+        finally:
+            await self._running_servers.close()
 
     # -- running servers --
 
@@ -267,11 +289,11 @@ class McpServers:
         running = server.running[holder] = RunningServer(
             name,
             server.settings,
-            self._scope.child(f"server {name}", close_within=STOP_SECONDS),
+            self._running_servers.child(f"server {name}", close_within=STOP_SECONDS),
             partial(self._transport, server, holder),
             known_revision=lambda: "" if server.listing is None else server.listing.revision,
             on_listing=partial(self._listed, server),
-            on_change=partial(self._state_changed, server),
+            hidden=[secret.reveal() for secret in server.secrets.values()],
             policy=self._policy,
             clock=self._clock,
         )
@@ -325,12 +347,12 @@ class McpServers:
         if before is None or before.digest != listing.digest:
             self._raise_generation()
         if before is None or msgspec.structs.replace(before, at=listing.at) != listing:
-            await self._store.write(
-                mcp_listings.put, server.name, server.signature, msgspec.json.encode(listing), listing.at
-            )
-
-    def _state_changed(self, server: ConfiguredServer, status: ServiceStatus) -> None:
-        log.debug("a tool server has changed its state", server=server.name, state=status.state)
+            try:
+                await self._store.write(
+                    mcp_listings.put, server.name, server.signature, msgspec.json.encode(listing), listing.at
+                )
+            except StoreFailed as error:  # the server can be used all the same
+                log.warning("the tools of a server cannot be stored", server=server.name, error=error.message)
 
     def _raise_generation(self) -> None:
         self.generation += 1
@@ -489,6 +511,15 @@ class McpServers:
 
     # -- for status and metrics --
 
+    def measure(self) -> Iterator[tuple[str, Holding]]:
+        """Yields what the processes of servers hold, for the ledger."""
+        for server in self._servers.values():
+            for holder, running in server.running.items():
+                if running.process is not None:
+                    owner = f"session {holder}" if server.settings.scope == "session" and holder else "process"
+                    fds = PROCESS_FDS + (SANDBOX_FDS if server.settings.sandbox else 0)
+                    yield owner, Holding(1, fds=fds, children=1 + server.settings.sandbox)
+
     def status(self) -> list[McpStatus]:
         return [self._status(server) for server in self._ordered()]
 
@@ -516,6 +547,10 @@ class McpServers:
             calls=sum(each.calls for each in running),
             warnings=[] if listing is None else list(listing.warnings),
         )
+
+
+def _task_failed(name: str, error: BaseException) -> None:
+    log.error("a task of a tool server failed", task=name, error=str(error), exc_info=error)
 
 
 _RANK: Mapping[str, int] = MappingProxyType({"failed": 0, "restarting": 1, "starting": 2, "ready": 3, "stopped": 4})

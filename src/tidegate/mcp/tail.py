@@ -1,6 +1,7 @@
 """The newest lines of an output."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from tidegate.safe_text import strip_controls
 
@@ -9,11 +10,15 @@ TAIL_BYTES = 16 * 1024
 
 TAIL_LINE_BYTES = 1000
 
+HIDDEN = "[secret]"
+
 
 class OutputTail:
     """The newest lines of an output, without control characters."""
 
-    def __init__(self, most: int = TAIL_BYTES) -> None:
+    def __init__(self, most: int = TAIL_BYTES, hidden: Iterable[str] = ()) -> None:
+        """The texts in `hidden` are replaced, since they are secrets."""
+        self._hidden = tuple(text for text in hidden if text)
         self._most = most
         self._lines: deque[str] = deque(maxlen=max(1, most // 16))
         self._size = 0
@@ -36,15 +41,21 @@ class OutputTail:
             self._rest, self._skips = b"", True
 
     def add_line(self, line: bytes) -> None:
-        text = strip_controls(line[:TAIL_LINE_BYTES].decode(errors="replace"))
+        text = self._shown(line[:TAIL_LINE_BYTES])
         self._lines.append(text)
         self._size += len(text)
         while self._size > self._most or len(self._lines) == self._lines.maxlen:
             self._size -= len(self._lines.popleft())
 
+    def _shown(self, line: bytes) -> str:
+        text = strip_controls(line.decode(errors="replace"))
+        for secret in self._hidden:
+            text = text.replace(secret, HIDDEN)
+        return text
+
     @property
     def lines(self) -> tuple[str, ...]:
-        rest = strip_controls(self._rest.decode(errors="replace"))
+        rest = self._shown(self._rest)
         return (*self._lines, rest) if rest else tuple(self._lines)
 
     @property

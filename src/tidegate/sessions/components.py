@@ -110,6 +110,7 @@ def build_components(
     )
     web = _web_access(config, spool, search_key, network)
     servers = McpServers(scope, store, config, workspaces.servers, network=network, secrets=secrets, clock=clock)
+    presence.ledger.view("mcp server", servers.measure)
     skills = _skills(config, provenance)
     project_files = _project_files(config, provenance)
     memory, extractor = _memory(config, store, models, budgets, clock, _plugin(plugins, "memory"))
