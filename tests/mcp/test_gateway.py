@@ -170,3 +170,49 @@ def test_metrics_and_the_page_of_commands_show_servers(tmp_path: Path) -> None:
         metrics = running.read("GET", "/metrics").decode()
         assert 'tidegate_mcp_ready{server="good"} 1.0' in metrics
         assert 'tidegate_mcp_calls_total{server="good"} 1.0' in metrics
+
+
+def test_a_conversation_lists_servers_sends_prompts_and_takes_its_own_server_with_it(tmp_path: Path) -> None:
+    """B3, B6: `/mcp`, `/prompt`, `/reload`, and `/new`, which ends the server of scope `session`."""
+    home, mark = tmp_path / "home", f"mark-{os.urandom(8).hex()}"
+    prompts = [{"name": "greet", "description": "Greets.", "arguments": [{"name": "who", "required": True}]}]
+    write_config(home, {"mine": {"scope": "session", "options": {"mark": mark, "prompts": prompts}}})
+
+    def say(text: str, **fields: Any) -> Any:
+        return running.call("POST", "/api/messages", {"text": text, **fields})
+
+    with gateway(home) as running:
+        first = say('call mine__do {"what": "pid"}')
+        session = first["session"]
+        until(lambda: not ask(home, {"do": "status"})["turns"]["running"])
+        until(lambda: status(home, "mine")["running"] >= 1)
+        assert "/prompt mine.greet  Greets." in say("/mcp", session=session)["reply"]["text"]
+        sent = say('/prompt mine.greet who="Anna B"', session=session)["reply"]
+        assert sent["turn"] is not None
+        until(lambda: not ask(home, {"do": "status"})["turns"]["running"])
+        text = json.dumps(running.call("GET", f"/api/sessions/{session}/messages"))
+        assert "greet {" in text and "Anna B" in text
+        before = len(processes_with(mark))
+        say("/new", session=session)
+        until(lambda: len(processes_with(mark)) < before)
+
+
+def test_reload_gives_a_conversation_the_tools_of_servers_that_were_added(tmp_path: Path) -> None:
+    """A4"""
+    home = tmp_path / "home"
+    write_config(home, {})
+    with gateway(home) as running:
+        session = running.call("POST", "/api/messages", {"text": "say hello"})["session"]
+        write_config(home, {"good": {}})
+        assert ask(home, {"do": "mcp", "what": "apply"}, within=WAIT)["added"] == ["good"]
+        assert ask(home, {"do": "mcp", "what": "test", "name": "good"}, within=WAIT)["tools"]
+
+        def answer(text: str) -> str:
+            running.call("POST", "/api/messages", {"text": text, "session": session})
+            until(lambda: not ask(home, {"do": "status"})["turns"]["running"])
+            return json.dumps(running.call("GET", f"/api/sessions/{session}/messages"))
+
+        answer("say hello again")
+        assert "no tool named" in answer('call good__say {"text": "one two three"}')
+        running.call("POST", "/api/messages", {"text": "/reload", "session": session})
+        assert "four five six" in answer('call good__say {"text": "four five six"}').replace('\\"text\\": \\"four', "")

@@ -62,8 +62,8 @@ def policy_of(settings: McpSettings) -> RestartPolicy:
 
 
 class RunningServer:
-    """One server for one holder: for everybody, a conversation or a user. `used` is the time of its last use. The server
-    owns `scope`. `hidden` are secrets that are not shown in its error output."""
+    """One server for one holder: for everybody, a conversation or a user. `used` is the time of its last use. The
+    server owns `scope`. `hidden` are secrets that are not shown in its error output."""
 
     def __init__(
         self,

@@ -137,6 +137,7 @@ class McpServers:
         self._config = config
         self._processes = processes
         self._clients = HttpClient(network, connections=CONNECTIONS, per_host=CONNECTIONS_PER_HOST)
+        self._is_started = False
         self._clock = clock
         self._root = config.home / FOLDER
         self._servers = {
@@ -153,7 +154,10 @@ class McpServers:
     # -- lifetime --
 
     async def start(self) -> None:
-        """Reads the stored listings, and starts the eager servers in the background."""
+        """Reads the stored listings, and starts the eager servers in the background. A second call does nothing."""
+        if self._is_started:
+            return
+        self._is_started = True
         await self._scope.enter(self._clients)
         stored = await self._store.read(mcp_listings.all_of)
         for server in self._servers.values():
