@@ -149,7 +149,6 @@ class McpServers:
         ] = {}  # lint: allow one for each agent, cleared with each change
         self._instructions: dict[str, str] = {}  # lint: allow one for each agent, cleared with each change
         self._output: Toolset | None = None
-        self._scope.on_close(self._stop_all, name="tool servers")
 
     # -- lifetime --
 
@@ -159,6 +158,7 @@ class McpServers:
             return
         self._is_started = True
         await self._scope.enter(self._clients)
+        self._scope.on_close(self._stop_all, name="tool servers")  # before the connections are closed
         stored = await self._store.read(mcp_listings.all_of)
         for server in self._servers.values():
             self._adopt(server, stored)
