@@ -357,7 +357,7 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
         ("silent", True, "timeout", True, "idle_timeout"),
         ("broken", False, "network", True, "broke; try again"),
         ("broken", True, "network", True, "in the middle of the answer"),
-        ("unconnected", False, "network", True, "that the server runs"),
+        ("unconnected", False, "network", True, "that the server is running"),
         ("untrusted", False, "network", False, "certificate"),
         ("foreign", False, "protocol", False, "valid HTTP response"),
     ],

@@ -155,7 +155,7 @@ async def test_a_toolset_that_cannot_start_prevents_the_start_and_names_the_agen
     ) as failed:
         await running.open()
     assert f"{tmp_path}/plugins/second.py" in failed.value.message
-    assert "repair it, or remove it from [agents.main] tools" in failed.value.message
+    assert "fix it, or remove it from [agents.main] tools" in failed.value.message
     await running.scope.close()
     assert events(tmp_path)[-1] == "third stop"
 

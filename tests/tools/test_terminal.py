@@ -111,8 +111,8 @@ async def test_background_processes_are_ended_with_a_hint_at_the_tool_process(ca
     mark = token()
     result = await caller.terminal(command=f"sleep {mark} & echo started")
     assert result.text == (
-        "started\n[1 process that it had left running in the background was ended; use the tool process for what is to "
-        "go on running]"
+        "started\n[1 process that it had left running in the background was killed; use the tool process for "
+        "anything that should keep running]"
     )
     assert not result.failed and alive(mark) == []
 

@@ -137,7 +137,7 @@ async def test_media_that_the_spool_refuses_comes_with_the_result_up_to_a_limit(
         (home / "spool").write_text("in the way")
         (media,) = (await mine.fetch(found.url)).media
         assert (media.data, media.spooled) == (sound, "")
-        assert "the disk refused it" in media.note
+        assert "it could not be written" in media.note
         for _ in range(2):
             await mine.fetch(found.url)
         message = await refusal(mine, found.url)

@@ -15,7 +15,7 @@ from tidegate.mcp.elicitation import ask_form, ask_page
 from tidegate.mcp.errors import CutShort
 from tidegate.mcp.listing import BETWEEN, ListedTool, one_line, server_of, shortened
 from tidegate.mcp.server import RequestLimit, RunningServer, without_nulls
-from tidegate.tools import Result, Tool, ToolContext
+from tidegate.tools import Effect, Result, Tool, ToolContext
 from tidegate.values import ToolDefinition
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ def server_tool(servers: "McpServers", server: "ConfiguredServer", listed: Liste
 
     return Tool(
         definition=ToolDefinition(name=listed.exposed, description=listed.description, parameters=listed.parameters),
-        effect="read" if listed.read_only else "execute",
+        effect="read" if listed.read_only else _effect(server),
         run=run,
         parallel=listed.read_only,
         repeatable=listed.idempotent,
         timeout=None,
         long_results=True,
-        approve=_approve(server),
+        contained=server.settings.approve == "never",
+        asks=server.settings.approve == "always",
         owner=f"the MCP server {server.name!r}",
     )
 
@@ -73,7 +74,7 @@ def resource_tools(servers: "McpServers", server: "ConfiguredServer") -> tuple[T
             repeatable=True,
             timeout=None,
             long_results=True,
-            approve=_approve(server),
+            asks=server.settings.approve == "always",
             owner=f"the MCP server {server.name!r}",
         )
 
@@ -115,9 +116,12 @@ def _gone(name: str) -> str:
     )
 
 
-def _approve(server: "ConfiguredServer") -> Any:
-    """Returns what the server's settings say about approvals. With "writes", the agent's mode decides by the effect."""
-    return "" if server.settings.approve == "writes" else server.settings.approve
+def _effect(server: "ConfiguredServer") -> Effect:
+    """Returns what a call may affect: anything on this machine only if the server runs here without a sandbox, unless
+    its calls need no approval."""
+    settings = server.settings
+    is_here = bool(settings.command) and not settings.sandbox and settings.approve != "never"
+    return "execute" if is_here else "network"
 
 
 def _arguments(name: str, text: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""A model behind an HTTP endpoint, in any format.
+"""Models behind HTTP endpoints, in any format.
 
-Every wait has a deadline (connect, first byte, silence within a stream). Every failure of the endpoint becomes a
-ModelFailed. A failed attempt is retried if no text was shown, and only once if some was shown. Everything received from
-the failed attempt, shown or not, is then withdrawn. If another key is available, it is tried immediately; each key is
-tried at most once. A cancelled `ask` closes its connection before it returns.
+Every wait has a deadline (for the connection, the first byte, and pauses within a stream). Every endpoint failure
+becomes a ModelFailed. A failed attempt is retried according to the policy if no text has been shown, otherwise only
+once; everything received from the failed attempt, shown or not, is withdrawn first. If another key is available, it is
+tried immediately; each key is tried at most once. A cancelled `ask` closes its connection before it returns.
 
-Between calls a model holds only the cooldowns of its keys and its failure counts.
+Between calls, a model holds only its keys' cooldowns and its failure counts.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.security import Secret
 from tidegate.values import Call, Message
 
-# After the end mark, the rest of the response has usually arrived. A short wait for it saves a connection.
+# After the end mark, the rest of the response has usually arrived already. Waiting briefly for it saves a connection.
 DRAIN_SECONDS = 0.25
 _USER_AGENT = "tidegate"
 
@@ -58,7 +58,7 @@ class HttpModelSettings(Protocol):
 
 
 class HttpModel:
-    """One configured model. Keys and header values are held in clear text, because they are sent from here."""
+    """One configured model. Keys and header values are kept in plain text because they are sent from here."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class HttpModel:
         on_reset: Callable[[str, int], None],
     ) -> Message:
         body = self.wire.body(prefix, history, call)
-        history = ()  # drop the reference: it may hold media that was loaded for this request alone
+        history = ()  # drop the reference: it may hold media loaded only for this request
         stops = self.wire.unsent_stops(call.stop) if call.stop else ()
         attempt = rotations = 0
         restarted = False
@@ -133,7 +133,7 @@ class HttpModel:
             except ModelFailed as failure:
                 self.failures[failure.kind] += 1
                 failure.partial_answer, failure.received_bytes = answer.shown, answer.received_bytes
-                # Count rotations, because a key may become available again while others are tried.
+                # Count rotations, because a key may become available again while other keys are tried.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
                 pause = 0.0 if rotates else self._retry_policy.pause(failure, attempt)
                 if pause is None or not (rotates or attempt < self._retries) or (restarted and answer.shown):
@@ -176,14 +176,16 @@ class HttpModel:
             if response.content_type == "application/json":
                 answer.whole(await self._read_whole(response))
                 return
-            while not answer.done:
-                received = await response.read()
-                if not received:
-                    answer.end()
-                    break
+
+            def consume(received: bytes) -> bool:
+                nonlocal begun
                 begun = True
                 answer.feed(received)
-                received = b""  # free it: it may be large, and the next piece may take long
+                return answer.done
+
+            await response.deliver(consume)
+            if not answer.done:
+                answer.end()
             if not answer.complete:
                 raise self._cut(response)
             if not response.complete:
@@ -197,7 +199,8 @@ class HttpModel:
                 return
             raise self._failures.of_connection(error, begun=begun) from error
         finally:
-            # Returns a fully read connection to the pool and closes any other, without waiting.
+            # Returns the connection to the pool if the response was read completely; otherwise closes it. Does not
+            # wait.
             response.close()
 
     async def _read_whole(self, response: IncomingResponse) -> bytes:
@@ -211,7 +214,7 @@ class HttpModel:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
             return self._failures.failed(what, kind="protocol", retryable=False, status=response.status)
-        what = "the answer ended in the middle; try again."
+        what = "the answer was cut off in the middle; try again."
         return self._failures.failed(what, kind="network", retryable=True)
 
     def _broken(self, error: BrokenAnswer) -> ModelFailed:
@@ -220,12 +223,12 @@ class HttpModel:
 
 
 def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers of a request. A configured header replaces the built-in header of the same name, regardless
-    of case."""
+    """Returns a request's headers. A configured header replaces the built-in header of the same name, regardless of
+    case."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream",
-        # Compression of a token stream costs more than it saves.
+        # Compressing a token stream costs more than it saves.
         "Accept-Encoding": "identity",
         "User-Agent": _USER_AGENT,
         **own,
@@ -240,8 +243,8 @@ def _headers(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str,
 def signature(
     api: str, base_url: str, model: str, headers: Mapping[str, str], keys: Sequence[str | None], facts: Facts
 ) -> bytes:
-    """Returns a digest of the settings. The length of each part is included, so that different settings never give the
-    same input. Of the facts, only those that change how messages are encoded are included."""
+    """Returns a digest of the settings. The length of each part is included, so that different settings never result in
+    the same input. Facts are included only if they affect how messages are encoded."""
     digest = hashlib.sha256()
     parts = [api, base_url, model, f"{facts.vision:d}{facts.audio:d}"]
     parts += ("" if key is None else "key " + key for key in keys)
@@ -264,7 +267,7 @@ async def _read_bounded(response: IncomingResponse, limit: int) -> bytes:
 
 
 async def _complaint(response: IncomingResponse) -> bytes:
-    """Returns the body of an error, or none if it cannot be decoded; the error is then classified by its status."""
+    """Returns an error's body, or an empty one if it cannot be decoded; the error is then classified by its status."""
     try:
         return await _read_bounded(response, ERROR_BODY_BYTES)
     except ConnectionFailed as failure:
