@@ -155,6 +155,29 @@ class SearchStatus(Frozen, frozen=True):
     former: int
 
 
+class McpStatus(Frozen, frozen=True, omit_defaults=False):
+    """A configured MCP server. `state` and `since` are those of its worst running server if there are several, and
+    `running` is the number of those that are ready. `memory` is the bytes of its processes; `tools` is null until it
+    has been listed once."""
+
+    name: str
+    transport: str
+    scope: str
+    state: ServiceState
+    since: float
+    restarts: int
+    fault: ServiceFault | None
+    error: str
+    pid: int | None
+    memory: int
+    revision: str
+    server: str
+    tools: int | None
+    running: int
+    calls: int
+    warnings: list[str]
+
+
 class SessionsStatus(Frozen, frozen=True):
     """The part of the status provided by `Sessions`."""
 
@@ -170,6 +193,7 @@ class SessionsStatus(Frozen, frozen=True):
     """The budgets for the whole gateway. The first is limits.day_tokens."""
     model_states: dict[str, ModelStatus]
     models: dict[str, ModelUsage]
+    mcp: list[McpStatus]
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
@@ -332,6 +356,7 @@ class StatusReport(Frozen, frozen=True, omit_defaults=False):
     connections: ConnectionStats
     tape: RecorderStatus | ReplayerStatus | None
     plugins: list[PluginStatus]
+    mcp: list[McpStatus]
     chores: list[MaintenanceStatus]
     memory: MemoryStatus
     """The process's memory; a `MemoryBreakdown` if one was requested."""

@@ -183,6 +183,8 @@ async def test_help_is_made_from_the_registry(home: Path, model: ScriptedModel) 
             "rules",
             "skills",
             "memory",
+            "mcp",
+            "prompt",
             "context",
             "compact",
         }

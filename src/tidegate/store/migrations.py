@@ -151,6 +151,15 @@ def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str
     return digest
 
 
+def v17_mcp_listings(db: apsw.Connection) -> None:
+    """What each MCP server offered last."""
+    db.execute(
+        """CREATE TABLE mcp_listings(
+            server TEXT PRIMARY KEY, signature BLOB NOT NULL, body BLOB NOT NULL, packed INTEGER NOT NULL,
+            at REAL NOT NULL) WITHOUT ROWID"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v1_first_schema,
     v2_agent_resources,
@@ -168,6 +177,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v14_ranked_search,
     v15_approval_rules,
     v16_index_words,
+    v17_mcp_listings,
 )
 CURRENT = len(MIGRATIONS)
 

@@ -23,7 +23,7 @@ from tidegate.security import Secret
 SHOWABLE = frozenset({"skills"})
 """Folders in the home folder that agents may read but not write, since other agents follow instructions in them."""
 
-OWN = frozenset({"plugin-data", "plugins", "spool", "trash", "workspaces"})
+OWN = frozenset({"mcp", "plugin-data", "plugins", "spool", "trash", "workspaces"})
 """Folders in the home folder that are private to the gateway. All regular files there are private, too."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -118,6 +118,11 @@ def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "readi
     for name, agent in config.agents.items():
         if agent.workspace is not None:
             yield f"[agents.{name}] workspace", agent.workspace, "writing"
+    for name, server in config.mcp.items():
+        if server.cwd is not None and server.sandbox:
+            yield f"[mcp.{name}] cwd", server.cwd, "writing"
+        for text in server.read_only:
+            yield f"[mcp.{name}] read_only", text, "reading"
     for text in config.workspaces.read_only:
         yield "[workspaces] read_only", text, "reading"
     if any("skills" in agent.tools for agent in config.agents.values()):

@@ -5,6 +5,7 @@ gateway uses the secrets and toolsets resolved here. All errors are reported tog
 Nothing is created or changed.
 """
 
+import importlib.util
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -72,6 +73,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     if not keyless:
         errors += network.faults(config, secrets, environment)
     errors += _unknown_prices(config)
+    errors += _no_mcp(config)
     if errors:
         raise PreflightFailed(tuple(with_path(home, error) for error in errors), config)
     warnings = (
@@ -160,7 +162,26 @@ def _references(config: Config) -> dict[str, str]:
         named[f"[models.{name}] proxy"] = model.proxy
         named |= {f"[models.{name}] keys[{number}]": reference for number, reference in enumerate(model.keys)}
         named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
+    named |= _mcp_references(config)
     return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}
+
+
+def _mcp_references(config: Config) -> dict[str, str | None]:
+    named: dict[str, str | None] = {}
+    for name, server in config.mcp.items():
+        named[f"[mcp.{name}] token"] = server.token
+        named |= {f"[mcp.{name}] env.{variable}": value for variable, value in server.env.items()}
+        named |= {f"[mcp.{name}] headers.{header}": value for header, value in server.headers.items()}
+    return named
+
+
+def mcp_secrets(config: Config, environment: Mapping[str, str]) -> tuple[list[str], dict[str, Secret]]:
+    """Checks the settings of MCP servers that were changed while the gateway runs. Returns the errors, and the secrets
+    by reference."""
+    references = _references(config)
+    own = {setting: text for setting, text in _mcp_references(config).items() if setting in references}
+    errors = list(folders.unsafe(config, references))
+    return errors, _secrets(config, {setting: text for setting, text in own.items() if text}, environment, errors)
 
 
 def _secrets(
@@ -212,6 +233,15 @@ def _unknown_prices(config: Config) -> Iterator[str]:
                 f"{FILE_NAME}: [models.{name}] has no known price, but [budgets.{budget}] limits money: set its "
                 "price_input and price_output in dollars per million tokens (0 for a local model)."
             )
+
+
+def _no_mcp(config: Config) -> Iterator[str]:
+    """Yields an error if an MCP server is configured and the SDK is not installed."""
+    if config.mcp and importlib.util.find_spec("mcp") is None:
+        yield (
+            f"{FILE_NAME}: [mcp.{next(iter(config.mcp))}] requires the package mcp: install tidegate with the extra "
+            "mcp (pip install 'tidegate[mcp]')"
+        )
 
 
 def _unusable_skills(config: Config) -> Iterator[str]:
