@@ -1,4 +1,4 @@
-"""Running jobs that process untrusted data (pictures, audio, web pages) in child processes, where they can neither
+"""Running jobs that process untrusted data (images, audio, web pages) in child processes, where they can neither
 block the gateway nor use up its memory.
 
 When `run` returns, the job has ended and its process has been reaped, even if the caller was cancelled or the job timed
@@ -25,7 +25,7 @@ log = Log(__name__)
 T = TypeVar("T")
 
 AT_ONCE = 2
-"""Maximum number of jobs that run at a time. Each may use as much memory as a large picture needs."""
+"""Maximum number of jobs that run at a time. Each may use as much memory as a large image needs."""
 
 REPORT_BYTES = 256 * 1024
 """Maximum size of a job's report, which is JSON. It is many times larger than the part shown to a model."""

@@ -2,7 +2,7 @@
 
 Equal values are encoded as equal bytes, and thanks to the order of the body (model, parameters, tools, messages), a
 conversation's request only grows at its end. Tool arguments, tool schemas and fields that an endpoint expects back are
-sent verbatim; pictures, audio and documents are sent unchanged. Nothing is stored per conversation.
+sent verbatim; images, audio and documents are sent unchanged. Nothing is stored per conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -220,7 +220,7 @@ class ResponsesWire:
         return [self._encode(_FunctionCall(_id(call.id), call_name(call.name), call.arguments)) for call in calls]
 
     def _output(self, result: Message) -> str | list[_Part]:
-        """Returns a list if the result has a picture or a document, otherwise plain text, which every server
+        """Returns a list if the result has an image or a document, otherwise plain text, which every server
         accepts."""
         parts: list[_Part] = [_Text(result.text)] if result.text else []
         parts += self._media(result.media)
