@@ -29,7 +29,7 @@ _NO_CONTENT = "[no content]"
 
 
 async def converted(ctx: ToolContext, name: str, result: types.CallToolResult) -> Result:
-    """Returns the result of the tool `name`."""
+    """Converts the result of the tool `name`."""
     text, media = await _blocks(ctx, name, result.content)
     structured = result.structured_content
     if structured is not None and not _repeats(result.content, structured):

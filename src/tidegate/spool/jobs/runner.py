@@ -58,7 +58,7 @@ class JobRunner:
         output: int | None = None,
         folder: Path = _HERE,
     ) -> Any:
-        """Runs `work(order)` of the module `job` in `folder` and returns its report. `input` and `output` become
+        """Runs `work(order)` of the `job` module in `folder` and returns its report. `input` and `output` become
         descriptors 0 and 1; the caller still owns them. Raises TimeoutError if the job takes longer than `within`
         seconds, and ToolFailed if it crashes."""
         async with self._places:

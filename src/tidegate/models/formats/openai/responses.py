@@ -4,7 +4,7 @@ Equal values are encoded as equal bytes, and a conversation's request only grows
 (`store` is off): a model's reasoning is sent back with every request, encrypted and verbatim, before the text and calls
 that resulted from it. Tool arguments and schemas are sent verbatim. Nothing is stored per conversation.
 
-The prompt is sent as the first input item instead of in the field `instructions`: either would be the start of the
+The prompt is sent as the first input item instead of in the `instructions` field: either would be the start of the
 cached prefix, but each answer would repeat `instructions` three times, and some compatible servers refuse the field.
 Except for reasoning, items are sent without the provider's ids, which are useless because the provider stores nothing.
 """

@@ -1,4 +1,4 @@
-"""The tool `read_file`, which shows a text file page by page, an image, or an audio file.
+"""The `read_file` tool, which shows an image, an audio file, or one page of a text file.
 
 A page consists of complete lines, is shorter than the limit for tool results, and, if it is not the entire file, says
 which lines it contains. Images and audio files are passed to the model as media, within the usual limits. Other files
