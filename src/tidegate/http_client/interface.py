@@ -40,8 +40,9 @@ class Timeouts(Frozen, frozen=True):
 
 
 class Target(NamedTuple):
-    """Where a request goes, and how. `headers` may contain credentials, so they are not shown. `proxy` is the address
-    of a proxy with its credentials, or None. `ca_file` names certificates that are trusted beside the usual ones."""
+    """The destination of a request. `headers` may contain credentials, so the headers are not shown. `proxy` is the
+    address of a proxy with its credentials, or None. `ca_file` names a file with certificates that are trusted in
+    addition to the usual ones."""
 
     method: str
     url: str

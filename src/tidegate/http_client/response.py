@@ -287,7 +287,7 @@ class Response(DeliveryByReading):
 
 
 def _refusal(status: int, headers: dict[str, str]) -> str:
-    """Returns why a response is not the HTTP that was asked for; empty if it is."""
+    """Returns the reason why a response is not valid for the request, or an empty string."""
     if status < _CONTINUE:
         return f"the status {status}"
     if "transfer-encoding" in headers and "content-length" in headers:

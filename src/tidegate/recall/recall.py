@@ -70,7 +70,7 @@ class RecallService:
     ) -> str:
         query = query.encode("utf-8", "ignore").decode().strip()
         if not query or len(query) > QUERY_CHARACTERS:
-            raise ToolFailed(f"context_search: query needs 1 to {QUERY_CHARACTERS} characters")
+            raise ToolFailed(f"context_search: query must have 1 to {QUERY_CHARACTERS} characters")
         if everywhere and not self._may_look_everywhere(ctx):
             raise ToolFailed(_NOT_EVERYWHERE)
         page = self._page()

@@ -393,7 +393,7 @@ def _answer(row: ApprovalRow, text: str) -> str:
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:
-        raise Refused("Give an answer.", code="missing_argument", param="text")
+        raise Refused("The answer is empty.", code="missing_argument", param="text")
     if not row.choices:
         return text
     chosen = _choice(row.choices, text)

@@ -32,7 +32,7 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
     """Returns the store's error for `error`, or `error` itself if it has no counterpart. `db` is the connection that
     has just raised it."""
     if isinstance(error, UnicodeEncodeError):
-        return Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.")
+        return Refused("The text contains a lone surrogate, which cannot be encoded as UTF-8; send valid Unicode.")
     if isinstance(error, _DAMAGE):
         return StoreDamaged(
             "Part of the database that this needs is damaged; other conversations may still work, so start a new one,"

@@ -296,7 +296,7 @@ def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
     if param == "functions" and is_present(request.tools):
         raise Refused("The request has both `tools` and `functions`; send only one of them.", param=param)
     if mode == "refuse":
-        raise Refused(f"This agent does not accept `{param}` (its setting caller_tools is refuse).", param=param)
+        raise Refused(f"This agent does not accept `{param}` (its caller_tools setting is refuse).", param=param)
     if param == "functions":
         functions = _checked(param, raw, list[_Function])
     else:

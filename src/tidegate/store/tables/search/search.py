@@ -35,9 +35,9 @@ WORDS = 32
 HITS = 10_000
 """Maximum number of entries checked in one read."""
 HITS_AT_ONCE = 1_000
-"""The most entries of one statement."""
+"""Maximum number of entries read by one statement."""
 READS = 100
-"""The most reads per search, so that no query can keep the readers busy."""
+"""Maximum number of reads per search, so that no query can keep the readers busy."""
 MENTION_BYTES = 4 * 1024 * 1024
 """Maximum number of bytes of messages, not counting the last one, that one read decompresses and checks. This takes
 some ten milliseconds."""

@@ -159,7 +159,7 @@ class WebAccess:
         """Returns at most `count` results, best first. `contacts` is called with the search engine's host."""
         if self._engine is None:
             raise ToolFailed(
-                "No search engine is configured: the operator can choose one with search in the table [web] of "
+                "No search engine is configured: the operator can choose one with search in [web] in "
                 "tidegate.toml; web_fetch works without one."
             )
         self._check_entered()
