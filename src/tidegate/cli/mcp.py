@@ -1,8 +1,8 @@
 """`tidegate mcp`: MCP servers, whose tools agents can use.
 
 `add`, `remove` and `import` change `tidegate.toml` and keep its comments. A changed file is checked before it replaces
-the old one. If a gateway is running, it applies the change at once. Secrets are never written to the file: `import`
-puts those that it finds into files of their own, which only their owner can read.
+the old one. If a gateway is running, it applies the change immediately. Secrets are never written to the file: `import`
+puts the secrets that it finds into separate files, which only their owner can read.
 """
 
 import json

@@ -200,8 +200,8 @@ class Dollars(Plain):
 
 
 class Size:
-    """A number of bytes: an integer, or text such as "64 MiB". With `auto`, "auto" is also valid and lets the gateway
-    choose."""
+    """A number of bytes: an integer, or text such as "64 MiB". If `auto` is true, "auto" is also valid and lets the
+    gateway choose."""
 
     def __init__(self, at_least: int, at_most: int = 2**40, *, auto: bool = False) -> None:
         self.at_least, self.at_most, self.auto = at_least, at_most, auto
@@ -233,7 +233,7 @@ class Size:
 
 
 class Duration:
-    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d". With `never`, "never" is also
+    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d". If `never` is true, "never" is also
     valid."""
 
     def __init__(self, at_least: float = 0.0, *, never: bool = False) -> None:

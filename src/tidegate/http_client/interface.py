@@ -1,6 +1,6 @@
 """The values and protocols for callers of the HTTP client: targets, responses, timeouts and failures.
 
-A caller reaches a server only through the protocol `Transport`, so an implementation sees all of its traffic. Nothing
+A caller reaches a server only through the `Transport` protocol, so an implementation sees all of its traffic. Nothing
 here needs an HTTP library.
 """
 
@@ -55,7 +55,7 @@ class Target(NamedTuple):
 
 
 class IncomingResponse(Protocol):
-    """A response whose status and headers have arrived. It must always be closed."""
+    """A response whose status and headers have arrived. The caller must always close it."""
 
     @property
     def status(self) -> int: ...

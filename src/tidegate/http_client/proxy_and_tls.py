@@ -67,7 +67,7 @@ class Network:
         return None if proxy is None else proxy.reveal()
 
     def secret_proxy_for(self, url: str, setting: str = "", *, exceptions: bool = False) -> Secret | None:
-        """Returns the same as `proxy_for`, as a secret. With `exceptions`, NO_PROXY applies even to a proxy that
+        """Returns the same as `proxy_for`, as a secret. If `exceptions` is true, NO_PROXY applies even to a proxy that
         `setting` names."""
         chosen = setting or self._settings.proxy
         if chosen == "none":

@@ -1,4 +1,4 @@
-"""Recall: the service behind the tools `context_search`, `context_describe` and `context_expand`.
+"""Recall: the service behind the `context_search`, `context_describe` and `context_expand` tools.
 
 The principal and the session are always taken from the call's context. A conversation can look up its own transcript,
 and the transcripts of the same person's other conversations if the agent's `recall` setting allows this. Everything

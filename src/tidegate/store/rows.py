@@ -132,7 +132,7 @@ class TurnRow(Row, frozen=True):
     """Increased whenever the turn is taken. An attempt may write only as long as the fence has not been increased
     again."""
     stopping: StopRequest | None = None
-    """Set if the running turn is to stop. Its attempt reads this at its next commit."""
+    """Set if the running turn is to stop. The turn's attempt reads this value at its next commit."""
 
     @property
     def payer(self) -> str:

@@ -178,7 +178,7 @@ def _is_tag(head: bytes) -> bool:
 
 
 def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
-    """Finds the first frame. It must be followed by another frame of the same kind or by the end of the file."""
+    """Finds the first frame, which must be followed by another frame of the same kind or by the end of the file."""
     start = data.find(b"\xff")
     while 0 <= start < SEARCHED_BYTES:
         frame = _frame(data[start : start + 4])

@@ -79,7 +79,7 @@ def _disk_error(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | Di
 
 
 def _no_space(db: apsw.Connection) -> bool:
-    """True if the file system is full. This is checked because SQLite keeps no errno for some of its own files."""
+    """True if the file system is full. The check is needed because SQLite keeps no errno for some of its own files."""
     try:
         found = os.statvfs(Path(db.filename).parent)
     except OSError:

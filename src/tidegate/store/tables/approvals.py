@@ -56,7 +56,7 @@ content."""
 
 
 def action_digest(tool: str, arguments: str) -> bytes:
-    """Returns the digest of an exact action. It is equal for the same tool and arguments, however their JSON is
+    """Returns the digest of an exact action. The digest is equal for the same tool and arguments, however their JSON is
     formatted. Arguments that are not JSON, or are nested too deeply, are used as they are."""
     name, canonical = encode(tool), _NO_JSON + encode(arguments)
     with contextlib.suppress(msgspec.DecodeError, RecursionError):

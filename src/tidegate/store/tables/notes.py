@@ -101,7 +101,7 @@ def related_line(about: About, note: str) -> str:
 
 
 def is_offer(message: Message) -> bool:
-    """True if the message only offers notes. It belongs to the message before it, and no search finds it."""
+    """True if the message only offers notes. Such a message belongs to the one before it, and no search finds it."""
     return not message.text and message.aside.startswith(RELATED)
 
 

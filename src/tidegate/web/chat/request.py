@@ -81,8 +81,8 @@ EXTRAS: dict[str, Any] = {
     "xtc_probability": float,
     "xtc_threshold": float,
 }
-"""Fields supported only by some providers of OpenAI's API, with their types. They are forwarded to providers that may
-support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
+"""Fields supported only by some providers of OpenAI's API, with their types. The fields are forwarded to providers that
+may support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

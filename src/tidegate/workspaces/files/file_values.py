@@ -154,7 +154,7 @@ class Files(Protocol):
         ...
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        """Writes or replaces a file atomically. Missing folders on the path are created. With `expected`, nothing is
+        """Writes or replaces a file atomically. Missing parent folders are created. If `expected` is given, nothing is
         written unless the content still has that version."""
         ...
 

@@ -79,7 +79,7 @@ Contacts = Callable[[str], None]
 
 
 def _unrecorded(host: str) -> None:
-    """Does nothing. This is the default for `contacts` if there is no audit log."""
+    """Does nothing; the default for `contacts` if there is no audit log."""
 
 
 class FetchedPage(NamedTuple):
