@@ -45,8 +45,8 @@ def interruptions(db: apsw.Connection, turn: str, ends: tuple[End, ...]) -> int:
             turns.settle(db, turn, state="answered", now=3.0)
             return started.taken.interruptions
         if "waiting" in ends[number]:
-            asked = ask(db, "s_1", f"q_{turn}_{number}", turn=turn)
-            intents.begin(db, turn, asked.step or "", "ask_user", 2.0, read_only=True, repeatable=True)
+            ask(db, "s_1", f"{number}-0-q_{turn}", turn=turn)
+            intents.begin(db, turn, f"tool-{number}-0", "ask_user", 2.0, read_only=True, repeatable=True)
         if "another tool" in ends[number]:
             intents.begin(db, turn, f"tool-{number}-1", "terminal", 2.0, read_only=False, repeatable=False)
         if "stopped" in ends[number]:

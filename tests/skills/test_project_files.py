@@ -81,7 +81,7 @@ async def test_a_file_that_cannot_be_used_is_logged_once_and_costs_no_session(ho
     with capture_logs() as lines:
         for _ in range(3):
             text = await files.part("main", "p")
-            assert "Good." in text and "secret" not in text and text.count("## File") == 1
+            assert "Good." in text and "secret" not in text and text.count("## Project file") == 1
             clock.now += DISCOVERY_SECONDS
     assert len(lines) == 7 and {line["event"] for line in lines} == {"a project file is left out"}
 

@@ -157,9 +157,9 @@ async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_report
         outcome = await gateway.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
         assert outcome.state == "answered"
         assert sent_sounds(gateway) == [LARGE]
-        assert "stored in its message, since the disk refused it" in told(gateway)
+        assert "stored in its message, since it could not be written" in told(gateway)
         (notice,) = outcome.notices
-        assert notice.startswith('The sound "long.wav" cannot be sent: the disk refused it') and "2097152" in notice
+        assert notice.startswith('The sound "long.wav" cannot be sent: it could not be written') and "2097152" in notice
         assert msgspec.json.encode(notice).decode()[1:-1] in told(gateway)
         record = gateway.components.presence.get(outcome.session)
         assert record is not None and isinstance(record.resident, Conversation)

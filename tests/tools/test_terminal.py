@@ -98,7 +98,7 @@ async def test_invalid_bytes_are_shown_as_replacements(caller: ToolCaller) -> No
 
 async def test_a_timeout_is_reported_with_advice(caller: ToolCaller) -> None:
     result = await caller.terminal(command="sleep 1000", timeout=0.3)
-    assert result.failed and "[it took longer than 0.3 s and was ended; give it a longer timeout" in result.text
+    assert result.failed and "[it took longer than 0.3 s and was stopped; give it a longer timeout" in result.text
 
 
 async def test_the_operator_limits_the_timeout(caller: ToolCaller) -> None:

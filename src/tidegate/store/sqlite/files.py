@@ -273,7 +273,7 @@ class OpenFiles:
         try:
             found = path.stat()
         except OSError as error:
-            return Loss(f"{path} is gone ({error.strerror})")
+            return Loss(f"{path} no longer exists ({error.strerror})")
         if (found.st_dev, found.st_ino) != self._known[which]:
             return Loss(f"{path} was replaced by another file")
         if found.st_size < least:

@@ -45,10 +45,12 @@ _OPEN_TASKS = "FROM turns AS task WHERE task.within = turns.id AND task.state IN
 _IS_WAITING = (
     f"((EXISTS ({_OPEN_APPROVALS}) OR EXISTS (SELECT 1 {_OPEN_TASKS}))"
     " AND NOT EXISTS (SELECT 1 FROM intents WHERE intents.turn = turns.id"
-    f" AND NOT EXISTS ({_OPEN_APPROVALS} AND approvals.step = intents.step)"
+    f" AND NOT EXISTS ({_OPEN_APPROVALS} AND (approvals.step = intents.step"
+    " OR substr(approvals.step, 1, length(intents.step) + 1) = intents.step || '-'))"
     f" AND turns.id || '/' || intents.step NOT IN (SELECT key FROM receipts WHERE turn IN (SELECT id {_OPEN_TASKS}))))"
 )
-"""True if the turn is waiting for a person or a task and none of its tools are running in the meantime."""
+"""True if the turn is waiting for a person or a task and none of its tools are running in the meantime. The names of a
+call's requests begin with the call's own step."""
 _NONE_EARLIER = (
     "NOT EXISTS (SELECT 1 FROM turns AS earlier WHERE earlier.session = turns.session"
     " AND earlier.number < turns.number AND earlier.state IN ('queued', 'running'))"
