@@ -26,7 +26,7 @@ from tidegate.sessions.lifecycle import EndHook, SessionEndings
 from tidegate.sessions.prompt_prefix import PromptPrefixes, PromptSource
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Store
-from tidegate.tools import Delegates, Notes, Recall, Skills, ToolRegistry, ToolServices
+from tidegate.tools import Delegates, Notes, Recall, Skills, ToolServices, Toolsets
 from tidegate.turns import DELEGATE, Approvals, Budgets, Channels, Compaction, Runner, ToolEnv
 from tidegate.workspaces import Provenance, Workspaces
 
@@ -75,7 +75,7 @@ def build_components(
     store: Store,
     config: Config,
     models: Models,
-    tools: ToolRegistry,
+    tools: Toolsets,
     *,
     clock: Callable[[], float] = time.time,
     hooks: Mapping[str, EndHook] | None = None,

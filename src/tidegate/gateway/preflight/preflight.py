@@ -16,7 +16,7 @@ from tidegate.config import FILE_NAME, Config, is_reference, load, nearest, plug
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import PreflightFailed, folders, network, rules
 from tidegate.security import Secret, resolve
-from tidegate.tools import BUILTIN, ToolRegistry, builtin_toolsets
+from tidegate.tools import BUILTIN, Toolsets, builtin_toolsets
 
 if TYPE_CHECKING:
     from tidegate.gateway.preflight.plugins import FoundPlugins
@@ -31,7 +31,7 @@ class Ready(NamedTuple):
 
     config: Config
     secrets: Mapping[str, Secret]
-    tools: ToolRegistry
+    tools: Toolsets
     warnings: tuple[str, ...]
     plugins: "FoundPlugins | None"
 
@@ -54,7 +54,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         models = (reference for setting, reference in references.items() if setting.startswith("[models."))
         secrets = {**dict.fromkeys(models, NO_KEY), **secrets}
     named = {name for agent in config.agents.values() for name in agent.tools}
-    tools = ToolRegistry(builtin_toolsets(named))
+    tools = Toolsets(builtin_toolsets(named))
     plugins = _plugins(config)
     if plugins is not None:
         errors += plugins.errors
@@ -210,7 +210,7 @@ def _pointless_delegates(config: Config) -> Iterator[str]:
         yield with_path(config.home, f"{FILE_NAME}: [agents.{name}] {fault}")
 
 
-def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
+def _pointless_rules(config: Config, tools: Toolsets) -> Iterator[str]:
     for name, agent in config.agents.items():
         if any(toolset not in BUILTIN for toolset in agent.tools):
             continue  # a plug-in's tools are not known before it is created
