@@ -330,7 +330,7 @@ class PluginStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class StatusReport(Frozen, frozen=True, omit_defaults=False):
-    """A gateway's status as read by the command line: `GatewayStatus` without the fields for the store and the model
+    """A gateway's status as read by the CLI: `GatewayStatus` without the fields for the store and the model
     clients. In JSON, the fields of `SessionsStatus` are at the top level."""
 
     version: str

@@ -528,7 +528,7 @@ class Headers:
                 raise InvalidValue(f"has the header {quote(name)}, whose value must be one line of plain text")
             if (SENSITIVE_HEADER.search(name) or looks_secret(text)) and not is_reference(text):
                 raise InvalidValue(
-                    f'has the header {quote(name)}, which must be a reference, "env:NAME" or "file:PATH"'
+                    f'has the header {quote(name)}, which must be a reference: "env:NAME" or "file:PATH"'
                 )
         return dict(value)
 
@@ -552,6 +552,6 @@ class Variables(Headers):
                 raise InvalidValue(f"has the variable {quote(name)}, whose value must be text")
             if looks_secret(text) and not is_reference(text):
                 raise InvalidValue(
-                    f'has the variable {quote(name)}, which must be a reference, "env:NAME" or "file:PATH"'
+                    f'has the variable {quote(name)}, which must be a reference: "env:NAME" or "file:PATH"'
                 )
         return dict(value)
