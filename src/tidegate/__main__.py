@@ -1,4 +1,4 @@
-"""`python -m tidegate` is the command `tidegate`."""
+"""`python -m tidegate` is the `tidegate` command."""
 
 from tidegate.cli import main
 

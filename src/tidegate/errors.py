@@ -133,7 +133,7 @@ class ModelFailed(TidegateError):
     log contains only `brief`. `partial_answer` is true if the user has already seen part of the answer.
     `received_bytes` counts the bytes received, including hidden reasoning and tool calls. If the endpoint refused the
     request, one of these may be true: `reasoning` if the cause was opaque reasoning from earlier answers, `large` if it
-    was the size of the request or of a picture, or `documents` if it was a document. `param` names a field of the
+    was the size of the request or of an image, or `documents` if it was a document. `param` names a field of the
     caller's request that the model does not support."""
 
     def __init__(

@@ -91,10 +91,10 @@ def media_kind(media_type: str) -> str:
 
 
 class Media(Frozen, frozen=True):
-    """A picture, an audio clip or a document, as sent to a model. Small media are in `data`; larger media are in the
+    """An image, an audio clip or a document, as sent to a model. Small media are in `data`; larger media are in the
     session's spool under the id `spooled` and are loaded only while a request is being written.
 
-    `note` describes how the media were changed, such as by scaling. Pictures have a `width` and a `height`. Audio clips
+    `note` describes how the media were changed, such as by scaling. Images have a `width` and a `height`. Audio clips
     have `seconds` if the duration is known. Documents have a `size` in bytes, and a file `name` if the sender specified
     one."""
 
@@ -108,7 +108,7 @@ class Media(Frozen, frozen=True):
     name: str = ""
     size: int = 0
     detail: str = ""
-    """The resolution at which the model should read a picture, as requested by the caller; empty if not specified."""
+    """The resolution at which the model should read an image, as requested by the caller; empty if not specified."""
 
     @property
     def kind(self) -> str:
@@ -343,9 +343,9 @@ class Receipt(Frozen, frozen=True):
 
 
 class Attachment(Frozen, frozen=True):
-    """A picture, an audio clip or a document as received from a caller, unchecked. `message` is the index of its
+    """An image, an audio clip or a document as received from a caller, unchecked. `message` is the index of its
     message in the request, and `name` is its position in that message. `filename` is the file name given by the caller.
-    `detail` is the resolution at which the model should read a picture."""
+    `detail` is the resolution at which the model should read an image."""
 
     message: int
     name: str
@@ -447,7 +447,7 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     excerpt: str
     failed: bool = False
     media: tuple[str, ...] = ()
-    """Descriptions of the pictures, audio clips and documents in the result."""
+    """Descriptions of the images, audio clips and documents in the result."""
     interrupted: bool = False
     """True if the call was started but did not finish."""
 

@@ -28,9 +28,9 @@ def demo_answer(*messages: Message) -> str:
     [
         ((SOUND,), "a sound (wav, 16044 bytes)"),
         ((SONG,), "a sound (mp3, 1000 bytes)"),
-        ((PICTURE,), "a picture (png, 77 bytes)"),
+        ((PICTURE,), "an image (png, 77 bytes)"),
         ((PAPER,), "a document (a.pdf, 55 bytes)"),
-        ((SOUND, SONG, PICTURE), "a sound (wav, 16044 bytes), a sound (mp3, 1000 bytes) and a picture (png, 77 bytes)"),
+        ((SOUND, SONG, PICTURE), "a sound (wav, 16044 bytes), a sound (mp3, 1000 bytes) and an image (png, 77 bytes)"),
     ],
 )
 def test_it_describes_media_in_a_message(media: tuple[Media, ...], told: str) -> None:

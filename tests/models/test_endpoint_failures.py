@@ -83,14 +83,14 @@ BODIES = [
         _anthropic("invalid_request_error", "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum"),
         "invalid",
         False,
-        "smaller pictures",
+        "smaller images",
     ),
     (
         400,
         _anthropic("invalid_request_error", "At least one of the image dimensions exceed max allowed size: 8000"),
         "invalid",
         False,
-        "smaller pictures",
+        "smaller images",
     ),
     (
         400,

@@ -125,11 +125,11 @@ def test_an_mp3_and_a_picture_of_the_workspace_are_shown_in_their_row(page: Page
     say(page, "read file red.png")
     assert page.locator(".media figcaption").all_inner_texts() == [
         "Sound: audio/mpeg, 5.2 s",
-        "Picture: image/png, 60 x 40",
+        "Image: image/png, 60 x 40",
     ]
     sound = played(page)
     assert sound[0] and abs(sound[1] - 5.2) < 0.2
-    picture = page.get_by_role("img", name="Picture: image/png, 60 x 40")
+    picture = page.get_by_role("img", name="Image: image/png, 60 x 40")
     picture.scroll_into_view_if_needed()
     expect(picture).to_be_visible()
     page.wait_for_function("() => document.querySelector('.media img').naturalWidth === 60")

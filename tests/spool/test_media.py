@@ -141,9 +141,9 @@ async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "is not a PNG, JPEG, GIF or WebP picture"),
-        (b"hello", "is not a PNG, JPEG, GIF or WebP picture"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not a PNG, JPEG, GIF or WebP picture"),
+        (b"", "is not a PNG, JPEG, GIF or WebP image"),
+        (b"hello", "is not a PNG, JPEG, GIF or WebP image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not a PNG, JPEG, GIF or WebP image"),
         (saved(noise(300, 300), "PNG")[:5000], "is damaged"),
         (saved(noise(300, 300), "JPEG")[:2000], "is damaged"),
         (saved(noise(300, 300), "WEBP")[:2000], "is damaged"),
@@ -151,7 +151,7 @@ async def test_a_bomb_is_refused_before_it_is_decoded(mine: SessionSpool, spool:
 )
 async def test_damaged_and_other_files_are_refused_with_the_reason(mine: SessionSpool, data: bytes, why: str) -> None:
     """D8: a provider would refuse every later request of the conversation as well."""
-    with pytest.raises(ToolFailed, match=f'^The picture "a/b.png" cannot be shown: it {why}') as failure:
+    with pytest.raises(ToolFailed, match=f'^The image "a/b.png" cannot be shown: it {why}') as failure:
         await mine.media("a/b.png", data)
     assert failure.value.message.endswith(".")
 

@@ -535,7 +535,7 @@ async def test_a_picture_that_is_too_large_is_described_in_words(
     async with long(home, server, clock, api, window=8000) as gateway:
         outcome, notices = await run_turn(gateway, "", messages=(shown,))
         assert outcome.state == "answered", outcome.error
-        assert len(notices) == 1 and "picture" in notices[0]
+        assert len(notices) == 1 and "image" in notices[0]
         assert [one.refused for one in spoken(server)] == [True, False]
         outcome, notices = await run_turn(gateway, "and now")
         assert (outcome.state, notices) == ("answered", [])

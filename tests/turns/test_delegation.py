@@ -82,7 +82,7 @@ async def test_the_prompt_says_which_agents_there_are_and_does_not_change(home: 
         first, second = gateway.requests()
         assert first["messages"][0] == second["messages"][0] and first["tools"] == second["tools"]
         assert first["messages"][0]["content"].endswith(
-            "With the tool `delegate` you can delegate tasks to these agents:\n- helper: Looks things up.\n- second"
+            "With the `delegate` tool you can delegate tasks to these agents:\n- helper: Looks things up.\n- second"
         )
         await gateway.store.write(lambda db: db.execute('UPDATE principals SET agents = \'["main", "second"]\''))
         await gateway.say("three", "other")

@@ -166,7 +166,7 @@ DATA = f"{PART}.input_audio.data"
         (picture(PICTURE, "image/svg+xml"), f"{PART}.image_url.url", "must be a data URL"),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, f"{PART}.image_url.url", "not fetched"),
         (picture(saved(noise(300, 300), "PNG")[:5000]), PART, "is damaged"),
-        (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is not UTF-8 text, a PDF, a picture or a sound"),
+        (document(b"PK\x03\x04\xff\xfe"), f"{PART}.file.file_data", "is not UTF-8 text, a PDF, an image or a sound"),
         ({"type": "file", "file": {"file_data": "%PDF-1.7"}}, f"{PART}.file.file_data", "not valid base64"),
         ({"type": "file", "file": {"file_id": "file-1"}}, f"{PART}.file.file_data", "is missing"),
     ],

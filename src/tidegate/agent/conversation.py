@@ -32,18 +32,18 @@ REQUEST_OVERHEAD = 2048
 """Size of a request without its messages, in bytes: the list of pieces, the headers and the parameters."""
 
 MEDIA_OVERHEAD = 256
-"""Bytes of memory per picture, audio clip or document of which only the name is kept in memory."""
+"""Bytes of memory per image, audio clip or document of which only the name is kept in memory."""
 
 LOADED_BYTES = 20 * 1024 * 1024
 """Maximum total size of the spooled media in one request, before base64 encoding. This is the strictest provider's
 limit. Beyond it, only the first media are sent, so that the request still begins like the previous one."""
 
 PICTURE_TEXT_BYTES = 6400
-"""Bytes of text that cost about as many tokens as one picture of any size."""
+"""Bytes of text that cost about as many tokens as one image of any size."""
 
 DOCUMENT_PAGE_BYTES = 50_000
 """Assumed size of a document page: more than a page of text, less than a scanned page. A page costs about as many
-tokens as a picture, since providers pass it to the model as one."""
+tokens as an image, since providers pass it to the model as one."""
 
 DOCUMENT_PAGES = 100
 """Maximum number of pages assumed for a document, since the size of a long scanned document says little about its
@@ -451,7 +451,7 @@ def _framed(group: Group) -> int:
 
 
 def weigh_media(media: Media) -> int:
-    """Returns the number of bytes of text that cost about as much as this picture, audio clip or document."""
+    """Returns the number of bytes of text that cost about as much as this image, audio clip or document."""
     if media.is_sound:
         return int((media.seconds or SOUND_SECONDS) * SOUND_TEXT_BYTES)
     pages = min(1 + media.size // DOCUMENT_PAGE_BYTES, DOCUMENT_PAGES) if media.is_document else 1

@@ -43,7 +43,8 @@ def run(
     say: Callable[[str], None],
 ) -> None:
     """Runs a gateway with this home folder until it receives a stop request. `say` is called with each line meant for
-    the user. Model traffic is recorded in the file `record`, or replayed from the file `replay`, if one is given."""
+    the user. If given, `record` is the file in which model traffic is recorded, and
+    `replay` the file from which it is replayed."""
     from tidegate.gateway.process_memory.allocator import tune
 
     tune()

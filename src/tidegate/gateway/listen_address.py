@@ -1,7 +1,7 @@
 """The address that the gateway listens on, and a check that it is not exposed by mistake.
 
 The socket is bound before the gateway reports that it is ready. The check uses the address that was actually bound, not
-the setting. An address beyond loopback is refused unless TLS or the setting `insecure` is enabled. In either case, a
+the setting. An address beyond loopback is refused unless TLS or the `insecure` setting is enabled. In either case, a
 warning is printed.
 """
 

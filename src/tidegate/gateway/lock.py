@@ -156,7 +156,7 @@ class HomeLock:
         self._write()
 
     def complaint(self) -> str | None:
-        """Returns a message if the file `lock` is no longer the one that is locked, in which case a second gateway
+        """Returns a message if the `lock` file is no longer the one that is locked, in which case a second gateway
         could start; otherwise None."""
         path = self._home / LOCK_NAME
         with contextlib.suppress(OSError):

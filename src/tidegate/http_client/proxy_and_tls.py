@@ -37,7 +37,7 @@ _NONE = ("no_proxy", "NO_PROXY")
 
 class Network:
     """The rules of one process. `environment` contains the proxy variables, and `resolve` returns the secret to which a
-    reference refers. Relative paths of certificates start at the folder `home`."""
+    reference refers. Relative paths of certificates start at the `home` folder."""
 
     def __init__(
         self,

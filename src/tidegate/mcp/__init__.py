@@ -5,7 +5,7 @@
 - `message_limits.py`: the limits for what a server sends; `listing.py`: what it offers, cleaned and bounded.
 - `server_tools.py`: its tools as agents call them; `results.py`, `elicitation.py`: results and questions.
 
-The SDK (the package `mcp`, an extra) takes more than 30 MB, so only `connection.py`, `transports.py`, `stdio.py` and
+The SDK (the `mcp` package, an extra) takes more than 30 MB, so only `connection.py`, `transports.py`, `stdio.py` and
 `results.py` import it, when a server is first connected.
 """
 

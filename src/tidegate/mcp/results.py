@@ -1,6 +1,6 @@
 """The results of a server's tools, as the model sees them.
 
-Text is cleaned of invisible characters and follows the limits of all tools: a long one goes to the spool. Pictures,
+Text is cleaned of invisible characters and follows the limits of all tools: a long one goes to the spool. Images,
 sounds and documents are prepared like those of a file, and reach the model as media. What cannot be shown is named.
 Structured content is shown as JSON unless the text says the same. Cleaning long text yields to others now and then.
 """
@@ -21,7 +21,7 @@ from tidegate.tools import Result, ToolContext
 from tidegate.values import Media
 
 MEDIA_AT_MOST = 20
-"""Pictures, sounds and documents of one result."""
+"""Images, sounds and documents of one result."""
 
 _PIECE = 64 * 1024  # characters that are cleaned at once
 
@@ -29,7 +29,7 @@ _NO_CONTENT = "[no content]"
 
 
 async def converted(ctx: ToolContext, name: str, result: types.CallToolResult) -> Result:
-    """Returns the result of the tool `name`."""
+    """Converts the result of the tool `name`."""
     text, media = await _blocks(ctx, name, result.content)
     structured = result.structured_content
     if structured is not None and not _repeats(result.content, structured):

@@ -5,7 +5,7 @@ about a person can be written only by that person, or in that person's conversat
 part of the prompts for all of its users, so they can be written only by the owner, or in the owner's conversations. The
 owner may also see and edit everyone's notes. Every note names its author.
 
-Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing.
+Memory is loaded only if an agent has the `memory` toolset; agents without it cost nothing.
 """
 
 import itertools

@@ -14,7 +14,7 @@ from tidegate.security import Secret
 class PluginContext:
     """The argument of a plug-in's factory. It is valid until the plug-in is stopped.
 
-    `settings` is the table `[plugins.NAME]` of the configuration. `folder` is an existing private folder for the
+    `settings` is the `[plugins.NAME]` table of the configuration. `folder` is an existing private folder for the
     plug-in's data. `log` writes to the gateway's log under the plug-in's name. Background tasks, context managers and
     callbacks belong in `scope`, which closes with the plug-in: its tasks are cancelled, then the object's `stop` is
     awaited, then everything that was entered in the scope is exited, in reverse order.

@@ -1,6 +1,6 @@
 """Finding and importing the plug-ins named in the configuration, without creating their objects.
 
-The plug-in NAME is the file `plugins/NAME.py` in the home folder or, if there is no such file, an entry point NAME of
+The plug-in NAME is the `plugins/NAME.py` file in the home folder or, if there is no such file, an entry point NAME of
 an installed package in the group `tidegate.plugins`. Nothing else is imported. Within `IMPORT_SECONDS`, `load` returns
 a plug-in or raises `PluginInvalid` with a one-sentence message that names the file and line.
 """

@@ -78,7 +78,7 @@ class Redactor:
         return self._pattern.sub(_replacement, text)
 
     def replacements(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Yields the replacements that the method `text` would make, as (start, end, replacement), for callers whose
+        """Yields the replacements that the `text` method would make, as (start, end, replacement), for callers whose
         text arrives in parts."""
         for found in self._pattern.finditer(text):
             yield found.start(), found.end(), _replacement(found)

@@ -177,7 +177,7 @@ class Sessions:
         return queries.without_bytes(found)
 
     async def media(self, session: str, principal: Principal, place: int, number: int) -> tuple[Media, bytes]:
-        """Returns the picture, audio clip or document at position `number` in a row, and its bytes."""
+        """Returns the image, audio clip or document at position `number` in a row, and its bytes."""
         await self.row(session, principal)
         found: Media | None = await self._store.read(queries.media, session, place, number)
         try:
@@ -185,7 +185,7 @@ class Sessions:
                 return found, found.data or await self._components.spool.load(session, found.spooled)
         except OSError as error:
             log.warning("media of a transcript cannot be read", session=session, error=str(error))
-        raise NotFound("There is no such picture, sound or document.", code="media_not_found")
+        raise NotFound("There is no such image, sound or document.", code="media_not_found")
 
     def export(self, session: str, principal: Principal) -> AsyncIterator[bytes]:
         return queries.export(self._store, self.session, session, principal)

@@ -1,4 +1,4 @@
-"""Uploads: pictures, audio clips and documents that are stored together with their message.
+"""Uploads: images, audio clips and documents that are stored together with their message.
 
 A message is accepted with all of its media or not at all. If it is refused, the error names the part of the request
 that caused it. Small media are stored in the message. Larger media are written to the session's spool before the

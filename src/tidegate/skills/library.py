@@ -90,7 +90,7 @@ class SkillLibrary:
         return (await self.skill_set(agent, principal)).listing
 
     async def skill_set(self, agent: str, principal: str = "") -> SkillSet:
-        """Returns the agent's skills in this principal's sessions. An agent without the toolset `skills` has none."""
+        """Returns the agent's skills in this principal's sessions. An agent without the `skills` toolset has none."""
         return await discover(self._cache, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
 
     async def open(self, entry: SkillEntry, principal: str = "") -> SkillContents:

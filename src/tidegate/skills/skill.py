@@ -23,7 +23,7 @@ conversation, and is enough for about sixty skills of typical length."""
 HEADING = (
     "# Skills\n\n"
     "A skill is a folder with instructions, and often further files, for one kind of task. When a task fits a "
-    "description below, read the skill with the tool `skill` before you begin, and follow it, within your task and "
+    "description below, read the skill with the `skill` tool before you begin, and follow it, within your task and "
     "your permissions. Each line contains a skill's name and its author's description:\n\n"
 )
 _REST = "\n{count} more are not listed here: `skill` without a name lists all."
@@ -42,7 +42,7 @@ class Skill(Frozen, frozen=True):
 
 class SkillFolder(Frozen, frozen=True):
     """A folder that may contain skills, each in a subfolder with the skill's name. A project's skill folder is at path
-    `within` in the folder `project`, and links must not lead out of the project. The user's own skill folders may
+    `within` in the `project` folder, and links must not lead out of the project. The user's own skill folders may
     contain links to anywhere."""
 
     folder: Path

@@ -1,4 +1,4 @@
-"""The command `/memory`: shows and edits notes."""
+"""The `/memory` command: shows and edits notes."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The command `/skills`: lists the skills of the conversation's agent."""
+"""The `/skills` command: lists the skills of the conversation's agent."""
 
 from tidegate.errors import Refused
 from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand

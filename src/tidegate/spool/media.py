@@ -1,9 +1,9 @@
-"""Preparation of pictures, audio and documents for models, within all providers' limits.
+"""Preparation of images, audio and documents for models, within all providers' limits.
 
 Small media are stored inline, larger media in the spool. The same limits apply to media from files, servers and
 callers. The type is detected from the first bytes, never from the name. The gateway itself never decodes media and has
 at most one chunk in memory at a time: a child process reads the media from a descriptor and writes the result to an
-anonymous in-memory file. Pictures may be scaled down. Audio and documents are either passed on unchanged or refused,
+anonymous in-memory file. Images may be scaled down. Audio and documents are either passed on unchanged or refused,
 and documents are not parsed. Media that the spool refuses are stored inside their message with a note, up to
 UNSPOOLED_BYTES per turn. Each error is one sentence for the model."""
 
@@ -24,10 +24,10 @@ from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import PDF, Media
 
 SIDE = 2000
-"""Maximum length of each side of a picture in pixels. All providers accept this without scaling."""
+"""Maximum length of each side of an image in pixels. All providers accept this without scaling."""
 
 SHOWN_BYTES = 4_500_000
-"""Maximum size of pictures that are sent. The strictest provider accepts 5 MB."""
+"""Maximum size of images that are sent. The strictest provider accepts 5 MB."""
 
 SOUND_BYTES = 20_000_000
 """Maximum size of audio that providers accept and that fits into a request (agent/conversation.py)."""
@@ -40,17 +40,17 @@ DOCUMENT_BYTES = 20_000_000
 fits into a request (agent/conversation.py)."""
 
 INLINE_BYTES = 256 * 1024
-"""Maximum size of a picture, audio file or document that is stored, and kept in memory, together with its message."""
+"""Maximum size of an image, audio file or document that is stored, and kept in memory, together with its message."""
 
 PIXELS = 50_000_000
-"""Maximum number of pixels in a picture that is decoded. The best cameras produce this many; more is a mistake or an
+"""Maximum number of pixels in an image that is decoded. The best cameras produce this many; more is a mistake or an
 attack."""
 
 SOURCE_BYTES = 256 * 1024 * 1024
-"""Maximum size of picture files that are read."""
+"""Maximum size of image files that are read."""
 
 MEMORY_BYTES = 768 * 1024 * 1024
-"""Memory limit of the child process. It is enough for two copies of a picture with the maximum number of pixels, since
+"""Memory limit of the child process. It is enough for two copies of an image with the maximum number of pixels, since
 conversion needs a second copy."""
 
 SECONDS = 30.0
@@ -74,7 +74,7 @@ _DOCUMENT = b"%PDF-"
 
 
 def seems_media(head: bytes) -> bool:
-    """True if a file that starts with `head` should be treated as a picture or audio and not be read as text. This
+    """True if a file that starts with `head` should be treated as an image or audio and not be read as text. This
     includes unsupported audio formats, for which the error says what to do."""
     return (
         bool(audio_header.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
@@ -110,7 +110,7 @@ class MediaPreparer:
                 return await self._document(input, f"The document {named} cannot be sent", place, filename)
             if audio_header.kind(head):
                 return await self._sound(input, f"The sound {named} cannot be sent", place)
-            return await self._picture(input, f"The picture {named} cannot be shown", place)
+            return await self._picture(input, f"The image {named} cannot be shown", place)
 
     async def _picture(self, input: int, shown: str, place: EntryFolder) -> Media:
         with _memory_file() as output:
@@ -121,7 +121,7 @@ class MediaPreparer:
             return kept
         if not await to_thread.run_sync(_pillow):
             raise _left_out_error(shown, lost, size)
-        # A picture that cannot be stored on disk can still be shown if it is small enough to be stored in its message.
+        # An image that cannot be stored on disk can still be shown if it is small enough to be stored in its message.
         space = max(place.unspooled.left, INLINE_BYTES)
         with _memory_file() as output:
             made = await self._scale(input, output, space, f"{shown} ({lost})")

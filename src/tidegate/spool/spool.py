@@ -202,8 +202,8 @@ class SessionSpool:
             return await recorder.finish()
 
     async def media(self, name: str, source: bytes | int) -> Media:
-        """Prepares a picture, audio (WAV, MP3) or a document (PDF) for a model. The type is detected from the first
-        bytes. Only pictures are converted. `source` is the content, or a file descriptor that the caller still owns.
+        """Prepares an image, audio (WAV, MP3) or a document (PDF) for a model. The type is detected from the first
+        bytes. Only images are converted. `source` is the content, or a file descriptor that the caller still owns.
         The last part of `name` is stored as a document's name. Raises `ToolFailed` with the reason if the media cannot
         be used."""
         return await self._spool.media_preparer.media(name, source, self._place(name), filename=Path(name).name)

@@ -275,7 +275,7 @@ class SummaryRow(Row, frozen=True):
 
 class ElisionRow(Row, frozen=True):
     """At the positions `first` to `last`, results longer than `characters` (`payload`), all long texts (`text`) or all
-    pictures and audio (`media`) are shown as excerpts."""
+    images and audio (`media`) are shown as excerpts."""
 
     first: int
     last: int
@@ -359,7 +359,7 @@ class WorkspaceRow(Row, frozen=True):
 
 
 class SpooledRow(Row, frozen=True):
-    """A tool result, picture or audio file whose content is in the spool."""
+    """A tool result, image or audio file whose content is in the spool."""
 
     id: str
     session: str

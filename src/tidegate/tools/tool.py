@@ -108,7 +108,7 @@ class Tool(Frozen, frozen=True):
     `long_results` means that results may exceed this limit, so the tool that reads the rest is also made available.
     `contained` means that the tool changes nothing outside the session's workspace and executes nothing outside its
     sandbox, so it needs no approval. `asks` means that every call needs approval even if it only reads, unless a rule
-    or the mode `autonomous` allows it. `approval_covers` is what an approval for more than one call covers: every call
+    or `autonomous` mode allows it. `approval_covers` is what an approval for more than one call covers: every call
     of the tool, or only calls with exactly the same arguments; by default the latter for tools that execute. `owner` is
     the tool's origin, for messages about conflicts.
     """

@@ -41,7 +41,7 @@ from tidegate.values import (
     ToolStarted,
 )
 
-HEADING = "With the tool `delegate` you can delegate tasks to these agents:"
+HEADING = "With the `delegate` tool you can delegate tasks to these agents:"
 
 LINE_CHARACTERS = 200
 """Maximum length of a line about a tool call or failure. Lines are short, so that a reader can follow two agents at the

@@ -1,4 +1,4 @@
-"""The results of the tool `skill`: a list of skills, one skill, or one of its files.
+"""The results of the `skill` tool: a list of skills, one skill, or one of its files.
 
 An agent can read only its own skills, whatever the call's arguments. The gateway's text comes first and the file's text
 last, so no file can imitate the gateway. Every failure is a `ToolFailed` with a one-sentence message.

@@ -28,7 +28,7 @@ NAMES = {
     "gateway": "notes from the gateway",
     "answers": "answers",
     "results": "tool calls and results",
-    "media": "pictures, sounds and documents",
+    "media": "images, sounds and documents",
 }
 """All parts, in the order in which they are listed, with the names shown to users."""
 

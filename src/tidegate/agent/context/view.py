@@ -4,7 +4,7 @@ Guarantee: a view is a value built from rows, and `messages` is a pure function 
 from the gateway, and its text is quoted line by line. A summary may repeat a participant's words; thanks to the
 quoting, these never appear to come from the gateway.
 
-Elisions shorten individual messages: long results, long texts, pictures and audio. The beginning and the end of a text
+Elisions shorten individual messages: long results, long texts, images and audio. The beginning and the end of a text
 are kept, with a note between them that names the message and says how much is omitted. Nothing is cut silently, and the
 rest can be looked up. A message that is short enough is returned unchanged. Calls keep their ids and remain valid JSON.
 """

@@ -53,12 +53,12 @@ class AgentSettings(Frozen, frozen=True):
     recall: Annotated[
         Literal["session", "person"],
         OneOf("session", "person"),
-        "What the toolset `context` may search: this conversation, or all conversations of the same user.",
+        "What the `context` toolset may search: this conversation, or all conversations of the same user.",
     ] = "session"
     skills: Annotated[
         tuple[str, ...],
         NameList(),
-        "Names of the skills offered by the toolset `skills`; default: all that are found.",
+        "Names of the skills offered by the `skills` toolset; default: all that are found.",
     ] = ()
     project_files: Annotated[
         tuple[str, ...],
@@ -68,7 +68,7 @@ class AgentSettings(Frozen, frozen=True):
     delegates: Annotated[
         tuple[str, ...],
         NameList(),
-        "Names of agents to which this agent may delegate tasks with the toolset `delegate`.",
+        "Names of agents to which this agent may delegate tasks with the `delegate` toolset.",
     ] = ()
     mcp: Annotated[
         tuple[str, ...],
@@ -110,7 +110,7 @@ class ContextSettings(Frozen, frozen=True):
     index: Annotated[
         str,
         Text(),
-        "Plug-in that searches messages for the toolset `context`; default: full-text search only. See "
+        "Plug-in that searches messages for the `context` toolset; default: full-text search only. See "
         "docs/plugins.md.",
     ] = ""
     language: Annotated[
@@ -126,7 +126,7 @@ class ContextSettings(Frozen, frozen=True):
 
 
 class MemorySettings(Frozen, frozen=True):
-    """Notes that agents with the toolset `memory` keep across conversations."""
+    """Notes that agents with the `memory` toolset keep across conversations."""
 
     prompt_bytes: Annotated[
         int,

@@ -1,4 +1,4 @@
-"""The table `[mcp.NAME]`: servers whose tools agents can use."""
+"""The `[mcp.NAME]` table: servers whose tools agents can use."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from tidegate.values import Frozen
 
 class McpSettings(Frozen, frozen=True):
     """An MCP server, `[mcp.NAME]`, whose tools agents can use as NAME__TOOL. It is started with a command or reached at
-    an address. Requires the extra `mcp`; see docs/mcp.md."""
+    an address. Requires the `mcp` extra; see docs/mcp.md."""
 
     command: Annotated[str, Text(at_most=4096), "The program to start; required unless `url` is set."] = ""
     args: Annotated[tuple[str, ...], Arguments(), "Arguments of the program."] = ()

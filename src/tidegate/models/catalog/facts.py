@@ -1,7 +1,7 @@
 """Facts about a model: its limits, capabilities and prices.
 
 They are plain values from the catalogue and the configuration, never guesses made at run time. Unknown facts have safe
-defaults: a small window, no pictures, no audio, no price.
+defaults: a small window, no images, no audio, no price.
 """
 
 from typing import Literal
@@ -69,7 +69,7 @@ class Facts(Frozen, frozen=True):
 
     def takes(self, media_type: str) -> bool:
         """True if the model accepts media of this type. Documents depend on `vision`, since providers render their
-        pages as pictures."""
+        pages as images."""
         return self.audio if media_type.startswith("audio/") else self.vision
 
     def priced(self, usage: Usage) -> Usage:

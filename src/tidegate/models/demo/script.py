@@ -98,7 +98,7 @@ class _Part(msgspec.Struct):
             return f"a sound ({self.input_audio.format}, {_size(self.input_audio.data)} bytes)"
         if self.image_url is not None:
             head, _, data = self.image_url.url.partition(";base64,")
-            return f"a picture ({head.rpartition('/')[2]}, {_size(data)} bytes)"
+            return f"an image ({head.rpartition('/')[2]}, {_size(data)} bytes)"
         if self.file is not None:
             return f"a document ({self.file.filename}, {_size(self.file.file_data.partition(';base64,')[2])} bytes)"
         return ""
@@ -129,7 +129,7 @@ class _Message(msgspec.Struct):
 
     @property
     def given(self) -> list[str]:
-        """Descriptions of the pictures, audio and documents in the message."""
+        """Descriptions of the images, audio and documents in the message."""
         return [part.given for part in self.content if part.given] if isinstance(self.content, list) else []
 
     @property

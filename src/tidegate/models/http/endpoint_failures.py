@@ -255,7 +255,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             "invalid",
             False,
             (
-                "the request is too large for the endpoint{status}; send smaller pictures and files, or start a "
+                "the request is too large for the endpoint{status}; send smaller images and files, or start a "
                 "new conversation."
             ),
         )
@@ -275,7 +275,7 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             "invalid",
             False,
             (
-                "the model does not accept these pictures, sounds or documents{status}; set `vision` or `audio` to "
+                "the model does not accept these images, sounds or documents{status}; set `vision` or `audio` to "
                 "false in its settings."
             ),
         )

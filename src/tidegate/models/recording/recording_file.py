@@ -25,7 +25,7 @@ VERSION = 1
 MiB = 1024 * 1024
 BODY_BYTES = 8 * MiB
 """Maximum size of a recorded request or answer in bytes: larger than a context window full of text. Larger bodies
-contain pictures or are mistakes."""
+contain images or are mistakes."""
 FILE_BYTES = 256 * MiB
 """Maximum size of the file in bytes. Typical traffic needs less, and a file of this size is no burden for a disk."""
 LINE_BYTES = 8 * BODY_BYTES

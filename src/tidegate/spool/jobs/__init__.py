@@ -1,1 +1,1 @@
-"""Jobs that process untrusted data (pictures, audio, web pages) in short-lived child processes."""
+"""Jobs that process untrusted data (images, audio, web pages) in short-lived child processes."""

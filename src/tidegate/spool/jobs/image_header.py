@@ -1,4 +1,4 @@
-"""The type and dimensions of pictures, read from the header without decoding the picture.
+"""The type and dimensions of images, read from the header without decoding the image.
 
 Only a few reads are needed, whatever the file contains. The result is None if the file is not a PNG, JPEG, GIF or WebP,
 or ends within its header. This module also runs in a child process, so it uses only the standard library.

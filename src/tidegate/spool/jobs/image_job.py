@@ -1,10 +1,10 @@
-"""A job for a child process: converts a file to a picture that can be sent to a model.
+"""A job for a child process: converts a file to an image that can be sent to a model.
 
 The output is a PNG, JPEG, GIF or WebP within the limits on dimensions and size. If that is impossible, the result
 contains the reason. The dimensions are read from the header and checked before anything is decoded. If Pillow is
-available, every picture is decoded once to detect damage, because a provider that detected it would refuse every later
-request in the conversation as well. A picture that is upright and within the limits is then passed on unchanged.
-Without Pillow, pictures within the limits are passed on unchanged, and all others are refused.
+available, every image is decoded once to detect damage, because a provider that detected it would refuse every later
+request in the conversation as well. An image that is upright and within the limits is then passed on unchanged.
+Without Pillow, images within the limits are passed on unchanged, and all others are refused.
 """
 
 import importlib
@@ -24,12 +24,12 @@ _ORIENTATION = 0x0112
 
 
 class ImageRefused(Exception):
-    """The picture cannot be sent. The message completes a sentence that begins with "it"."""
+    """The image cannot be sent. The message completes a sentence that begins with "it"."""
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
     """Runs the job. The order contains the limits `side`, `bytes` and `pixels`. `pillow` in it is the folder that
-    contains Pillow, or an empty string. The picture is read from descriptor 0 and written to descriptor 1."""
+    contains Pillow, or an empty string. The image is read from descriptor 0 and written to descriptor 1."""
     try:
         return _work(order)
     except ImageRefused as why:
@@ -41,7 +41,7 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     # Imported by its bare name, since the child process does not import the package.
     found = importlib.import_module("image_header").sniff(lambda count, place: os.pread(_INPUT, count, place))
     if found is None:
-        raise ImageRefused("is not a PNG, JPEG, GIF or WebP picture")
+        raise ImageRefused("is not a PNG, JPEG, GIF or WebP image")
     kind, width, height = found
     size = os.fstat(_INPUT).st_size
     if width * height > pixels:
@@ -80,7 +80,7 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
     except MemoryError:
         raise ImageRefused(f"has {stated[0]} x {stated[1]} pixels and takes too much memory to decode") from None
     except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError) as error:
-        raise ImageRefused(f"is damaged or not a picture ({type(error).__name__})") from None
+        raise ImageRefused(f"is damaged or not an image ({type(error).__name__})") from None
     _write(data)
     notes = ["the first frame of an animation"] if moves else []
     if sorted((width, height)) != sorted(stated):
@@ -90,7 +90,7 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
 
 def _convert_mode(image: Any) -> Any:
     """Converts the image to a mode that can be scaled and saved. An image already in such a mode is returned unchanged,
-    so that a large picture is not in memory twice."""
+    so that a large image is not in memory twice."""
     if "transparency" in image.info or image.mode in ("LA", "PA", "RGBa"):
         return image.convert("RGBA")
     if image.mode in ("L", "RGB", "RGBA"):

@@ -1,4 +1,4 @@
-"""Running jobs that process untrusted data (pictures, audio, web pages) in child processes, where they can neither
+"""Running jobs that process untrusted data (images, audio, web pages) in child processes, where they can neither
 block the gateway nor use up its memory.
 
 When `run` returns, the job has ended and its process has been reaped, even if the caller was cancelled or the job timed
@@ -25,7 +25,7 @@ log = Log(__name__)
 T = TypeVar("T")
 
 AT_ONCE = 2
-"""Maximum number of jobs that run at a time. Each may use as much memory as a large picture needs."""
+"""Maximum number of jobs that run at a time. Each may use as much memory as a large image needs."""
 
 REPORT_BYTES = 256 * 1024
 """Maximum size of a job's report, which is JSON. It is many times larger than the part shown to a model."""
@@ -58,7 +58,7 @@ class JobRunner:
         output: int | None = None,
         folder: Path = _HERE,
     ) -> Any:
-        """Runs `work(order)` of the module `job` in `folder` and returns its report. `input` and `output` become
+        """Runs `work(order)` of the `job` module in `folder` and returns its report. `input` and `output` become
         descriptors 0 and 1; the caller still owns them. Raises TimeoutError if the job takes longer than `within`
         seconds, and ToolFailed if it crashes."""
         async with self._places:

@@ -1,4 +1,4 @@
-"""The toolset `clock`: the current date and time."""
+"""The `clock` toolset: the current date and time."""
 
 from datetime import UTC, datetime
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The toolset `context`: lookup of earlier messages, including those that are no longer in the model's view.
+"""The `context` toolset: lookup of earlier messages, including those that are no longer in the model's view.
 
 These tools are read-only. The caller's identity comes from the call's context, never from its arguments. Results are
 bounded, quote the original messages, and say how to continue. The actual work is done by the service `Recall`.

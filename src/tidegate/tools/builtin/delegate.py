@@ -1,4 +1,4 @@
-"""The toolset `delegate`: giving tasks to other agents, which work on them within the turn.
+"""The `delegate` toolset: giving tasks to other agents, which work on them within the turn.
 
 A call that was interrupted by a crash is repeated. The repeated call finds its task by turn and step, and never starts
 a task twice. Delegation itself has no effects, and the other agent's actions are subject to that agent's permissions.

@@ -1,4 +1,4 @@
-"""The toolset `memory`: notes for later conversations.
+"""The `memory` toolset: notes for later conversations.
 
 A note's subject and the right to write it are determined by the call's context, never by the content of the
 conversation. A call that was interrupted by a crash is not repeated.

@@ -1,4 +1,4 @@
-"""The toolset `output`: access to the rest of long results.
+"""The `output` toolset: access to the rest of long results.
 
 A session can read only its own results, by the id shown in the excerpt. Each result is bounded and says how to
 continue.

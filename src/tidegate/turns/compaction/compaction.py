@@ -328,7 +328,7 @@ class TurnFitter:
         view = await self._compaction.view(self._taken)
         conversation.rebuild(view.messages(), view.mark)
         self._compaction.counts["media"] += 1
-        which = f"{'older' if len(shown) > 1 else 'the'} pictures, sounds and documents are"
+        which = f"{'older' if len(shown) > 1 else 'the'} images, sounds and documents are"
         why = (
             "The model's endpoint refused a document"
             if documents

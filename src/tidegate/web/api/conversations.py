@@ -149,7 +149,7 @@ class ConversationsApi:
             ),
             Endpoint(
                 method="GET", path=f"{one}/messages/{{seq}}/media/{{number}}", handler=self.media,
-                summary="Fetch a picture, a sound or a document of a transcript: the row's sequence number, and the "
+                summary="Fetch an image, a sound or a document of a transcript: the row's sequence number, and the "
                 "index of the media in the row, from 0",
                 responses={200: "*/*", 206: "*/*"}, refusals=(404, 416), headers=("Range",),
             ),

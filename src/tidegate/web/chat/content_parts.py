@@ -1,7 +1,7 @@
-"""The content parts of a message: text, and in user messages and tool results also pictures, audio and files.
+"""The content parts of a message: text, and in user messages and tool results also images, audio and files.
 
 A part's type is detected from its first bytes; a mismatch is refused with the path to the part. Text files become text;
-pictures, audio and PDFs become attachments, whatever type of part contains them. Nothing is fetched from URLs.
+images, audio and PDFs become attachments, whatever type of part contains them. Nothing is fetched from URLs.
 """
 
 import binascii
@@ -75,7 +75,7 @@ def text_of_file(part: ContentPart, where: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Refused(
-            f"`{where}.file` is not UTF-8 text, a PDF, a picture or a sound; other files are not supported.",
+            f"`{where}.file` is not UTF-8 text, a PDF, an image or a sound; other files are not supported.",
             param=f"{where}.file.file_data",
         ) from None
     name = (part.file.filename if part.file is not None else None) or "without a name"
@@ -121,7 +121,7 @@ def _picture(image: ImageUrl | str | None, where: str) -> bytes:
     found = _DATA_URL.match(image)
     if found is None:
         raise Refused(
-            f"`{where}` must be a data URL (data:image/png;base64,…) of a PNG, JPEG, GIF or WebP picture; pictures are "
+            f"`{where}` must be a data URL (data:image/png;base64,…) of a PNG, JPEG, GIF or WebP image; images are "
             "not fetched from URLs.",
             param=where,
         )

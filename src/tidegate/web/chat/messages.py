@@ -19,7 +19,7 @@ SYSTEM_ALONE = "The caller sent a system message and nothing else."
 message itself becomes part of the session's prompt."""
 
 MOST_MEDIA = 50
-"""Maximum number of pictures, audio files and documents in a request. Most of them require a separate process to
+"""Maximum number of images, audio files and documents in a request. Most of them require a separate process to
 examine them."""
 
 Label = Annotated[str, Meta(max_length=512)]
@@ -142,8 +142,8 @@ def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMes
 def _parsed(messages: tuple[Message, ...], prompt: str, attachments: list[Attachment]) -> ParsedMessages:
     if len(attachments) > MOST_MEDIA:
         raise TooLarge(
-            f"`messages` contain {len(attachments)} pictures, sounds and documents; the limit is {MOST_MEDIA}.",
-            limit="pictures, sounds and documents of a request",
+            f"`messages` contain {len(attachments)} images, sounds and documents; the limit is {MOST_MEDIA}.",
+            limit="images, sounds and documents of a request",
             value=MOST_MEDIA,
             param="messages",
         )

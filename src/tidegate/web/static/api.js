@@ -3,7 +3,7 @@
 // Secrets are never put into a URL.
 
 const DEADLINE = 20_000; // milliseconds; sending waits until the message is accepted, not for its answer
-const DOWNLOAD_DEADLINE = 600_000; // for a picture, a sound or a document of many megabytes
+const DOWNLOAD_DEADLINE = 600_000; // for an image, a sound or a document of many megabytes
 
 export class Refusal extends Error {
   /** `status` is 0 when the gateway could not be reached; then it is unknown whether the request took effect. */

@@ -1,5 +1,5 @@
 // Markdown as models write it, parsed by markdown-it and sanitised by DOMPurify. HTML in a text stays text, except <br>.
-// Nothing is fetched: a picture becomes a link. Only absolute http, https and mailto addresses become links. The time
+// Nothing is fetched: an image becomes a link. Only absolute http, https and mailto addresses become links. The time
 // grows at most linearly with the text: nesting, cells, and the length of a paragraph that is parsed are bounded.
 
 import { mathematics } from "./mathematics.js";

@@ -69,7 +69,7 @@ function push(state, type, content, markup) {
   return Object.assign(state.push(type, "math", 0), { content, markup });
 }
 
-/** Renders each formula as its source in an element of the class `math`; formatting.js replaces it. */
+/** Renders each formula as its source in an element of the `math` class; formatting.js replaces it. */
 export function mathematics(markdown) {
   const { escapeHtml } = markdown.utils;
   markdown.inline.ruler.before("escape", "mathematics", inlineFormula);

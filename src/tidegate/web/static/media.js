@@ -1,6 +1,6 @@
-// The pictures, sounds and documents of a row. They are loaded only from the gateway, by the row's sequence number, and
+// The images, sounds and documents of a row. They are loaded only from the gateway, by the row's sequence number, and
 // only known types are shown. They are fetched with the page token, which an `img` or a link could not send, and kept as
-// object URLs until their row is removed. A picture is loaded when it is near the visible area, a sound when the user
+// object URLs until their row is removed. An image is loaded when it is near the visible area, a sound when the user
 // plays it, a document when the user saves it. Other types are described in words.
 
 import { getBlob } from "./api.js";
@@ -9,7 +9,7 @@ import { html, memo, useEffect, useRef, useState } from "./ui.js";
 const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 const SOUNDS = new Set(["audio/wav", "audio/mpeg"]);
 const DOCUMENT = "application/pdf";
-const NEAR = "400px"; // to the view, when a picture is fetched
+const NEAR = "400px"; // to the view, when an image is fetched
 
 /** A short description, the same as for models and in the terminal. */
 export function about({ media_type, width = 0, height = 0, seconds = 0, note = "", name = "" }) {
@@ -45,7 +45,7 @@ function Caption({ kind, words, lost }) {
   return html`<figcaption>${kind}: ${words}${lost && " (cannot be loaded)"}</figcaption>`;
 }
 
-/** An empty picture of the same proportions, so that the layout does not shift when the picture arrives. */
+/** An empty image of the same proportions, so that the layout does not shift when the image arrives. */
 const blank = (width, height) => `data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}"/>`)}`;
 
 function Picture({ media, source }) {
@@ -58,8 +58,8 @@ function Picture({ media, source }) {
     return () => watcher.disconnect();
   }, []);
   return html`<figure class="media" ref=${place}>
-    ${!lost && html`<img src=${url || blank(width, height)} alt=${`Picture: ${about(media)}`} width=${width} height=${height} onError=${lose} />`}
-    <${Caption} kind="Picture" words=${about(media)} lost=${lost} />
+    ${!lost && html`<img src=${url || blank(width, height)} alt=${`Image: ${about(media)}`} width=${width} height=${height} onError=${lose} />`}
+    <${Caption} kind="Image" words=${about(media)} lost=${lost} />
   </figure>`;
 }
 
@@ -84,7 +84,7 @@ function Document({ media, source }) {
 }
 
 function Unknown({ media }) {
-  return html`<figure class="media"><${Caption} kind=${media.media_type.startsWith("audio/") ? "Sound" : "Picture"} words=${about(media)} /></figure>`;
+  return html`<figure class="media"><${Caption} kind=${media.media_type.startsWith("audio/") ? "Sound" : "Image"} words=${about(media)} /></figure>`;
 }
 
 function drawnBy({ media_type }) {

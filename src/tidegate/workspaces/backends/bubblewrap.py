@@ -1,4 +1,4 @@
-"""The backend `bubblewrap`: one sandbox per session, built from the kernel's namespaces.
+"""The `bubblewrap` backend: one sandbox per session, built from the kernel's namespaces.
 
 A command sees a read-only system, its session's folder under /workspace, the session's own home and /tmp, and the
 processes of its session. It sees nothing else on the machine. It has no capabilities and cannot get any. It reaches no

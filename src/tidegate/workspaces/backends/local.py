@@ -1,4 +1,4 @@
-"""The backend `local`: commands on this machine, run as the gateway's own user or, if that is root, as an unprivileged
+"""The `local` backend: commands on this machine, run as the gateway's own user or, if that is root, as an unprivileged
 user.
 
 Each command is the child of its own guardian, from which none of the command's processes can escape. They are all

@@ -1,4 +1,4 @@
-"""The backend `ssh`: commands on another machine, run through the system's own `ssh`.
+"""The `ssh` backend: commands on another machine, run through the system's own `ssh`.
 
 A session has one connection for all its commands and authenticates only once. Each command is the child of a guardian
 on the other machine, from which none of the command's processes can escape. Everything is stopped when the connection

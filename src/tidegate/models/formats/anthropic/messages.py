@@ -227,7 +227,7 @@ class AnthropicWire:
     def _shown(self, media: Media) -> _Shown:
         if not self.takes(media.media_type):
             return _Text(media_placeholder(media))
-        # Raw JSON, so that large pictures are not copied more often than necessary. Nothing in it needs escaping.
+        # Raw JSON, so that large images are not copied more often than necessary. Nothing in it needs escaping.
         source = _Source(media.media_type, msgspec.Raw(b'"%b"' % base64_data(media)))
         return _Document(source, file_name(media)) if media.is_document else _Image(source)
 

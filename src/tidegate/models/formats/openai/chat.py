@@ -2,7 +2,7 @@
 
 Encoding is deterministic, and the body is ordered (model, parameters, tools, messages) so that each request of a
 conversation only appends to the previous one. Tool arguments, tool schemas and fields that an endpoint expects back are
-sent verbatim; pictures, audio and documents are sent unchanged. Nothing is stored per conversation.
+sent verbatim; images, audio and documents are sent unchanged. Nothing is stored per conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,7 +4,7 @@ Equal values are encoded as equal bytes, and a conversation's request only grows
 (`store` is off): a model's reasoning is sent back with every request, encrypted and verbatim, before the text and calls
 that resulted from it. Tool arguments and schemas are sent verbatim. Nothing is stored per conversation.
 
-The prompt is sent as the first input item instead of in the field `instructions`: either would be the start of the
+The prompt is sent as the first input item instead of in the `instructions` field: either would be the start of the
 cached prefix, but each answer would repeat `instructions` three times, and some compatible servers refuse the field.
 Except for reasoning, items are sent without the provider's ids, which are useless because the provider stores nothing.
 """
@@ -220,7 +220,7 @@ class ResponsesWire:
         return [self._encode(_FunctionCall(_id(call.id), call_name(call.name), call.arguments)) for call in calls]
 
     def _output(self, result: Message) -> str | list[_Part]:
-        """Returns a list if the result has a picture or a document, otherwise plain text, which every server
+        """Returns a list if the result has an image or a document, otherwise plain text, which every server
         accepts."""
         parts: list[_Part] = [_Text(result.text)] if result.text else []
         parts += self._media(result.media)

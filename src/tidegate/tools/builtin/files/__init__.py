@@ -1,4 +1,4 @@
-"""The toolset `files`: reading, writing, editing, listing and searching the files in a session's workspace.
+"""The `files` toolset: reading, writing, editing, listing and searching the files in a session's workspace.
 
 `Files`, which every tool receives, decides which paths can be accessed. The modules in this package format the results
 for a model.

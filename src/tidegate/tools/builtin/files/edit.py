@@ -1,4 +1,4 @@
-"""The tool `edit_file`, which replaces one text with another.
+"""The `edit_file` tool, which replaces one text with another.
 
 The rest of the file, including line endings and permissions, is preserved exactly. Nothing is written if the file has
 changed in the meantime, or if the text does not occur exactly once, unless all occurrences are to be replaced. The

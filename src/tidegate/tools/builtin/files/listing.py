@@ -1,4 +1,4 @@
-"""The tool `list_files`, which lists the contents of a folder.
+"""The `list_files` tool, which lists the contents of a folder.
 
 A listing has one name per line, in a fixed order, and mentions everything that it leaves out.
 """

@@ -1,7 +1,7 @@
-"""The tool `read_file`, which shows a text file page by page, a picture, or an audio file.
+"""The `read_file` tool, which shows an image, an audio file, or one page of a text file.
 
 A page consists of complete lines, is shorter than the limit for tool results, and, if it is not the entire file, says
-which lines it contains. Pictures and audio files are passed to the model as media, within the usual limits. Other files
+which lines it contains. Images and audio files are passed to the model as media, within the usual limits. Other files
 cannot be shown.
 """
 
@@ -30,7 +30,7 @@ async def read_file(
     offset: Annotated[int, Meta(ge=0, description="How many lines to skip.")] = 0,
     lines: Annotated[int, Meta(ge=1, le=PAGE_LINES, description="How many lines to return.")] = 200,
 ) -> Result:
-    """Reads a UTF-8 text file of the workspace, one page of lines at a time, or shows you a picture (PNG, JPEG, GIF or
+    """Reads a UTF-8 text file of the workspace, one page of lines at a time, or shows you an image (PNG, JPEG, GIF or
     WebP) or a sound (WAV or MP3)."""
     return await read(await ctx.workspace.files(), ctx.spool, path, offset, lines)
 

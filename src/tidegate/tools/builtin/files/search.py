@@ -1,4 +1,4 @@
-"""The tool `search_files`, which finds lines that match a pattern.
+"""The `search_files` tool, which finds lines that match a pattern.
 
 Lines are listed under their file with their numbers, in a fixed order. The result mentions everything that was not
 searched.

@@ -1,4 +1,4 @@
-"""The tool `write_file`, which writes a complete file.
+"""The `write_file` tool, which writes a complete file.
 
 At any moment, the file contains either all of the old content or all of the new content.
 """

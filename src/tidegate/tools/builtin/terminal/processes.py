@@ -1,4 +1,4 @@
-"""The tool `process`, which runs long-running commands by name.
+"""The `process` tool, which runs long-running commands by name.
 
 Starting a process that is already running does nothing. Each result is bounded and says how to continue. A process is
 stopped when the conversation ends, never at the end of a turn. When it ends, this is reported to a call that is waiting

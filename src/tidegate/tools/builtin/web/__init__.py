@@ -1,4 +1,4 @@
-"""The toolset `web`: fetching pages and files from the web, and searching it."""
+"""The `web` toolset: fetching pages and files from the web, and searching it."""
 
 from tidegate.tools.builtin.web.tools import web_fetch, web_search
 
