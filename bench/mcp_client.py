@@ -28,7 +28,7 @@ if "flood" in sys.argv:
     def flood():
         while True:
             for stream in (sys.stderr, sys.stdout):
-                stream.write('{"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}\\n' * 50)
+                stream.write('{"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}\n' * 50)
     threading.Timer(1, flood).start()
 for line in sys.stdin:
     message = json.loads(line)

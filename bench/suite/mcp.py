@@ -103,12 +103,14 @@ def _beside(bench: Bench) -> Figure:
     and each flooding server is a fresh one, since it is given up after a while."""
     bench.say("MCP: turns beside a server that floods its outputs")
     taken: dict[str, list[float]] = {"good": [], "flood": []}
+    states: dict[str, str] = {}
     for _ in range(max(3, bench.scale.repeats)):
         for kind, times in taken.items():
             made = _gateway(bench, 1, kind)
             with made:
                 made.ask("Hello.", session="beside")
                 time.sleep(FLOOD_SECONDS)
+                states[kind] = ask(made.folder, {"do": "status"})["mcp"][0]["state"]
                 for number in range(BESIDE_TURNS):
                     began = time.perf_counter()
                     made.ask(f"Hello {number}.", session="beside")
@@ -122,6 +124,7 @@ def _beside(bench: Bench) -> Figure:
         goal=f"≤ {BESIDE_GOAL:g} ×",
         met=flood / good <= BESIDE_GOAL,
         note=f"{flood * 1000:.1f} ms and {good * 1000:.1f} ms",
+        detail=states,
     )
 
 
