@@ -210,8 +210,16 @@ def _unknown_prices(config: Config) -> Iterator[str]:
         if catalog.facts_of(model).prices is None:
             yield (
                 f"{FILE_NAME}: [models.{name}] has no known price, but [budgets.{budget}] limits money: set its "
-                "price_input and price_output in dollars per million tokens (0 for a local model)."
+                f"{_PRICE_SETTINGS[model.kind]} (0 for a local model)."
             )
+
+
+_PRICE_SETTINGS = {
+    "chat": "price_input and price_output in dollars per million tokens",
+    "embeddings": "price_input in dollars per million tokens",
+    "transcription": "price_minute in dollars per minute, or price_input and price_output per million tokens",
+    "speech": "price_characters in dollars per million characters, or price_input and price_output per million tokens",
+}
 
 
 def _unusable_skills(config: Config) -> Iterator[str]:
