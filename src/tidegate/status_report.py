@@ -147,12 +147,25 @@ class ModelUsage(Frozen, frozen=True):
     cost: float
 
 
-class SearchStatus(Frozen, frozen=True):
+class VectorsStatus(Frozen, frozen=True):
+    """The vectors of messages: their model and length, their size and its limit, the number of conversations with
+    messages that wait for one, and why no vectors are made at present."""
+
+    model: str
+    dimensions: int
+    bytes: int
+    limit: int
+    waiting: int
+    problem: str
+
+
+class SearchStatus(Frozen, frozen=True, omit_defaults=False):
     """The approximate number of messages that no search finds yet, and of those that only the index of an earlier
-    format contains. Both decrease in the background."""
+    format contains. Both decrease in the background. `vectors` is null without an embeddings model."""
 
     unindexed: int
     former: int
+    vectors: VectorsStatus | None = None
 
 
 class SessionsStatus(Frozen, frozen=True):

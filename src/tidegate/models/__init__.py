@@ -17,7 +17,7 @@ from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.formats.json_repair import repair_json
 from tidegate.models.formats.request_text import NOTES_TASK, SUMMARY_TASK
-from tidegate.models.formats.token_counts import checked_usage
+from tidegate.models.formats.token_counts import CountedModel, checked_usage
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.interface import EncodedPrefix, Model, Wire
 from tidegate.models.registry import Models, ModelState
@@ -26,6 +26,7 @@ __all__ = [
     "NOTES_TASK",
     "SUMMARY_TASK",
     "Catalog",
+    "CountedModel",
     "EncodedPrefix",
     "Facts",
     "Model",

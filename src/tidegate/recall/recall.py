@@ -5,7 +5,7 @@ can look up the transcripts of the same person's other conversations only if the
 Everything else is reported as not found. Transcripts are never changed. A result is bounded, quotes messages
 (`render`), and says how to continue.
 
-Process lifetime. The service holds only a reference to the plug-in index, if one is configured.
+Process lifetime. The service holds only references to the plug-in index and to the vectors, if they are configured.
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from tidegate.values import Frozen
 
 if TYPE_CHECKING:
     from tidegate.plugins.host import Plugin
+    from tidegate.recall.vectors import MessageVectors
 
 QUERY_CHARACTERS = 1000
 LIMIT = 50
@@ -56,12 +57,21 @@ class TranscriptSpan(Frozen, frozen=True):
 
 
 class RecallService:
-    def __init__(self, config: Config, store: Store, spool: Spool, scope: Scope, index: "Plugin | None" = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        spool: Spool,
+        scope: Scope,
+        index: "Plugin | None" = None,
+        vectors: "MessageVectors | None" = None,
+    ) -> None:
         self._config = config
         self._store = store
         self._spool = spool
         self.index = None if index is None else PluginIndex(index, scope, store)
-        self._search = MessageSearch(store, spool, self.index)
+        self.vectors = vectors
+        self._search = MessageSearch(store, spool, self.index, vectors)
 
     # -- search --
 

@@ -10,13 +10,16 @@ from typing import Any
 
 from tidegate.sessions.components import Components
 from tidegate.sessions.recovery import recover
-from tidegate.store import approvals, audit, maintenance, notes, receipts, search_index, usage
+from tidegate.store import approvals, audit, maintenance, notes, receipts, search_index, usage, vectors
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
 INDEX_BATCHES = 20
 """The number of writes to the search index in one run. Each takes a few milliseconds. A search indexes the remaining
 rows itself."""
+
+EMBED_SECONDS = 1800.0
+"""The time after which the making of vectors is considered hung: longer than its calls may take together."""
 
 STRANDED_SECONDS = 30.0
 """The age at which an accepted turn that has not reached the engine counts as stranded. Normally, a turn reaches the
@@ -104,6 +107,7 @@ def maintenance_tasks(
         indexed += await drain(lambda: store.write(search_index.index_former), 1, INDEX_BATCHES)
         if components.recall is not None and components.recall.index is not None:
             await components.recall.index.feed()
+        indexed += await drain(lambda: store.write(vectors.remove_unused), vectors.REMOVED, INDEX_BATCHES)
         if indexed:
             await count_unindexed()
         return indexed
@@ -119,6 +123,13 @@ def maintenance_tasks(
         MaintenanceTask(name="spool", interval=SPOOL_SECONDS, run=components.spool.sweep),
         MaintenanceTask(name="tidy", interval=300.0, run=tidy),
     ]
+    if components.recall is not None and (message_vectors := components.recall.vectors) is not None:
+
+        async def embed() -> None:
+            await message_vectors.fill()
+            await count_unindexed()
+
+        maintenance_tasks.append(MaintenanceTask(name="embed", interval=5.0, run=embed, within=EMBED_SECONDS))
     if components.extractor is not None:
         maintenance_tasks.append(MaintenanceTask(name="learn", interval=60.0, run=endings.finish_slow))
     return maintenance_tasks

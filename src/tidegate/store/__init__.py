@@ -7,6 +7,7 @@ per kind of row. No other code accesses the tables.
 
 from tidegate.store import maintenance
 from tidegate.store.database import Store, StoreStats
+from tidegate.store.dialect import vectors_fault
 from tidegate.store.interface import Db
 from tidegate.store.rows import (
     About,
@@ -73,10 +74,14 @@ from tidegate.store.tables import (
     summaries,
     turns,
     usage,
+    vector_batches,
+    vectors,
     workspaces,
 )
+from tidegate.store.tables.ranking import QueryVector
 from tidegate.store.tables.search import AllWords, Mention, SearchableMessage
 from tidegate.store.tables.session_search import FoundSession
+from tidegate.store.tables.vector_batches import VectorBatch
 
 __all__ = [
     "PROBLEM_KINDS",
@@ -112,6 +117,7 @@ __all__ = [
     "Problems",
     "ProcessEnd",
     "ProcessRow",
+    "QueryVector",
     "ReceiptRow",
     "SearchableMessage",
     "SessionKind",
@@ -128,6 +134,7 @@ __all__ = [
     "TurnNews",
     "TurnRow",
     "UsageTotal",
+    "VectorBatch",
     "WorkspaceRow",
     "approvals",
     "audit",
@@ -153,5 +160,8 @@ __all__ = [
     "summaries",
     "turns",
     "usage",
+    "vector_batches",
+    "vectors",
+    "vectors_fault",
     "workspaces",
 ]

@@ -125,6 +125,12 @@ def v14_ranked_search(db: apsw.Connection) -> None:
         db.execute("DROP TABLE messages_text")
 
 
+def v15_vectors(db: apsw.Connection) -> None:
+    """Messages have vectors of an embeddings model, numbered like the entries of the search index."""
+    for statement in _V15:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -154,6 +160,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v12_turn_fence,
     v13_stop_requests,
     v14_ranked_search,
+    v15_vectors,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -434,4 +441,16 @@ _V14 = (
     "INSERT INTO index_retitled SELECT id FROM sessions WHERE title <> '' OR name IS NOT NULL",
     "INSERT INTO meta SELECT 'former', value FROM meta WHERE key = 'indexed'",
     "INSERT INTO meta VALUES('index_language', 1)",
+)
+
+# A block is in `vector_blocks` once it has messages to embed; `upto` is the last position that has been embedded.
+_V15 = (
+    "CREATE TABLE message_vectors(entry INTEGER PRIMARY KEY, model INTEGER NOT NULL, vector BLOB NOT NULL)",
+    """CREATE TABLE vector_blocks(
+        block INTEGER PRIMARY KEY REFERENCES index_blocks(number) ON DELETE CASCADE, upto INTEGER NOT NULL,
+        due REAL)""",
+    "CREATE INDEX vector_blocks_due ON vector_blocks(due) WHERE due IS NOT NULL",
+    """CREATE TABLE vector_models(
+        number INTEGER NOT NULL, identity TEXT NOT NULL, dimensions INTEGER NOT NULL, bytes INTEGER NOT NULL)""",
+    "INSERT INTO vector_models VALUES(0, '', 0, 0)",
 )

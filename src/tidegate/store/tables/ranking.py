@@ -5,6 +5,9 @@ without counting repetitions), and to a lesser degree by the terms of its neighb
 the words of the question before it. Long messages count less, since they contain many words. Dates in the query raise
 messages of that time. Among equals, the newer message comes first.
 
+If messages have vectors (`vectors.py`), the ranking by words is fused with the ranking by vectors: a message counts for
+its rank in each of them, so that the scales of the two need not be comparable.
+
 Only the caller's ranges of the index are read, and of each term at most `TERM_ENTRIES` entries, so the time of a search
 is bounded. docs/decisions/0043-ranked-search.md has the measurements.
 """
@@ -17,7 +20,8 @@ from typing import Any, TypeVar
 from tidegate.store import dialect
 from tidegate.store.analysis import QUESTION_WORDS, Analyzer, Period, periods
 from tidegate.store.interface import Db
-from tidegate.store.rows import decode_message, decompress
+from tidegate.store.rows import Row, decode_message, decompress
+from tidegate.store.tables import vectors
 from tidegate.store.tables.search import Mention
 from tidegate.store.tables.search_index import (
     BLOCK,
@@ -44,6 +48,13 @@ RANKED = 200
 CANDIDATES = 400
 """The number of messages whose rows are read, to check them and to compare their times."""
 
+NEAR = 100
+"""The most messages of the ranking by vectors."""
+FUSION = 60
+"""The constant of reciprocal rank fusion: the larger it is, the less the first ranks count."""
+VECTOR_WEIGHT = 1.0
+"""The weight of the ranking by vectors against that by words."""
+
 BEFORE, AFTER, FAR = 0.5, 0.4, 0.25
 """The weights of terms that occur only in the message before, only in the message after, or only in those beyond."""
 LENGTH_WEIGHTS = (1.0, 0.9, 0.7, 0.5)
@@ -53,6 +64,17 @@ SAME_DAY, NEAR_DAY, SAME_PERIOD = 1.0, 0.5, 0.5
 year in question."""
 NEAR_DAYS = 3
 _LENGTH = (1 << LENGTH_BITS) - 1
+
+
+RankedRow = tuple[float, float, int, str, bool, Any]
+"""A message: its score, time, position and session, whether it has no term of the query itself, and its row."""
+
+
+class QueryVector(Row, frozen=True):
+    """The vector of a query, and the identity of its model."""
+
+    vector: bytes
+    identity: str
 
 
 class Question:
@@ -87,29 +109,14 @@ def search_ranked(
     turn: str | None = None,
     skip: int = 0,
     limit: int = 20,
+    vector: QueryVector | None = None,
 ) -> tuple[list[T], bool]:
     """Returns the messages with the ranks from `skip` on, converted by `show`, and whether there are more. The scope is
-    that of `search.search_messages`."""
-    scored = [*_scores(db, question, principal, session), *_former_scores(db, question, principal, session)]
-    rows: list[tuple[float, float, int, str, bool, Any]] = []
-    blocks: dict[int, tuple[str, int] | None] = {}
-    for score, key, former, is_neighbour in heapq.nlargest(CANDIDATES, scored):
-        if former:
-            row = db.execute(f"{_ROW} WHERE messages.id = ?", (former,)).get
-        else:
-            block = key >> PLACE_BITS
-            if block not in blocks:
-                blocks[block] = block_of(db, block)
-            of = blocks[block]
-            row = None if of is None else db.execute(_PLACE, (of[0], of[1] + (key & (BLOCK - 1)))).get
-        if row is None:
-            continue
-        of_session, whose, kind, place, at, undone, within, _, _ = row
-        shown = place is not None and undone is None and (turn is None or within != turn)
-        if shown and whose == principal and (of_session == own or (kind == "named" and session in (None, of_session))):
-            score = round(score * _time_factor(question.periods, at), 6)
-            rows.append((score, at, place, of_session, is_neighbour, row))
-    rows.sort(key=lambda each: each[:4], reverse=True)
+    that of `search.search_messages`. With a vector, messages with a similar one are found as well."""
+    rows = _ranked_rows(db, question, principal=principal, session=session, own=own, turn=turn)
+    if vector is not None:
+        near = nearest_rows(db, vector, principal=principal, session=session, own=own, turn=turn)
+        rows = _fused(rows, near, question)
     found: list[T] = []
     rank = 0
     for _, at, place, of_session, is_neighbour, row in rows:
@@ -124,6 +131,69 @@ def search_ranked(
                 break
             found.append(show(Mention(0, of_session, place, at, message)))
     return found, False
+
+
+def nearest_rows(
+    db: Db, vector: QueryVector, *, principal: str, session: str | None, own: str, turn: str | None
+) -> list[RankedRow]:
+    """Returns the messages with the nearest vectors, the nearest first."""
+    scope = [(first << PLACE_BITS, end << PLACE_BITS) for first, end in ranges(db, principal, session)]
+    found: list[RankedRow] = []
+    blocks: dict[int, tuple[str, int] | None] = {}
+    for key in vectors.nearest(db, vector.vector, vector.identity, scope, NEAR):
+        row = _row_at(db, key, blocks)
+        if row is not None and _is_shown(row, principal, session, own, turn):
+            found.append((0.0, row[4], row[3], row[0], False, row))
+    return found
+
+
+def _fused(by_words: list[RankedRow], by_vector: list[RankedRow], question: Question) -> list[RankedRow]:
+    scores: dict[tuple[str, int], float] = {}
+    rows: dict[tuple[str, int], RankedRow] = {}
+    for weight, ranking in ((1.0, by_words), (VECTOR_WEIGHT, by_vector)):
+        for rank, row in enumerate(ranking, 1):
+            message = (row[3], row[2])
+            scores[message] = scores.get(message, 0.0) + weight / (FUSION + rank)
+            rows[message] = row
+    for _, at, place, of_session, _, _ in by_vector:
+        if (factor := _time_factor(question.periods, at)) != 1.0:
+            scores[of_session, place] *= factor
+    fused = [(scores[message], *rows[message][1:]) for message in rows]
+    return sorted(fused, key=lambda each: each[:4], reverse=True)
+
+
+def _ranked_rows(
+    db: Db, question: Question, *, principal: str, session: str | None, own: str, turn: str | None
+) -> list[RankedRow]:
+    """Returns the messages that best match the words, the best first."""
+    scored = [*_scores(db, question, principal, session), *_former_scores(db, question, principal, session)]
+    rows: list[RankedRow] = []
+    blocks: dict[int, tuple[str, int] | None] = {}
+    for score, key, former, is_neighbour in heapq.nlargest(CANDIDATES, scored):
+        row = db.execute(f"{_ROW} WHERE messages.id = ?", (former,)).get if former else _row_at(db, key, blocks)
+        if row is not None and _is_shown(row, principal, session, own, turn):
+            at = row[4]
+            score = round(score * _time_factor(question.periods, at), 6)
+            rows.append((score, at, row[3], row[0], is_neighbour, row))
+    rows.sort(key=lambda each: each[:4], reverse=True)
+    return rows
+
+
+def _row_at(db: Db, key: int, blocks: dict[int, tuple[str, int] | None]) -> Any:
+    """Returns the row of the message with this number. `blocks` keeps the sessions of the blocks already read."""
+    block = key >> PLACE_BITS
+    if block not in blocks:
+        blocks[block] = block_of(db, block)
+    of = blocks[block]
+    return None if of is None else db.execute(_PLACE, (of[0], of[1] + (key & (BLOCK - 1)))).get
+
+
+def _is_shown(row: Any, principal: str, session: str | None, own: str, turn: str | None) -> bool:
+    of_session, whose, kind, place, _, undone, within, _, _ = row
+    shown = place is not None and undone is None and (turn is None or within != turn)
+    return bool(
+        shown and whose == principal and (of_session == own or (kind == "named" and session in (None, of_session)))
+    )
 
 
 _ROW = (
