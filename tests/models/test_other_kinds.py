@@ -28,13 +28,24 @@ MP3 = b"ID3 say:the boat is red\0"
 
 @asynccontextmanager
 async def other_kinds(
-    server: ScriptedModel, *, clients: Transport | None = None, sleep: Slept | None = None, **given: Any
+    server: ScriptedModel,
+    *,
+    clients: Transport | None = None,
+    sleep: Slept | None = None,
+    dimensions: int | None = None,
+    **given: Any,
 ) -> AsyncIterator[Models]:
     """Models named `vectors`, `ears` and `voice`."""
     common: dict[str, Any] = {"retries": 2, **given}
     own = HttpClient()
     tables = {
-        "vectors": settings(server.base_url, api="openai-embeddings", model="text-embedding-3-small", **common),
+        "vectors": settings(
+            server.base_url,
+            api="openai-embeddings",
+            model="text-embedding-3-small",
+            dimensions=dimensions,
+            **common,
+        ),
         "ears": settings(server.base_url, api="openai-transcription", model="gpt-ears", **common),
         "voice": settings(server.base_url, api="openai-speech", voice="coral", model="tts-1", **common),
     }
@@ -77,8 +88,7 @@ async def test_vectors_are_as_the_official_client_reads_them(server: ScriptedMod
     assert said.text == "the boat is red" and heard.content.startswith(b"coral say:hello")
     for mood in ("", "base64"):
         server.behave(Behaviour(services={"embeddings": mood}))
-        async with other_kinds(server) as models:
-            models.embeddings("vectors")._dimensions = 64
+        async with other_kinds(server, dimensions=64) as models:
             (ours,) = (await models.embeddings("vectors").embed(["a red boat"])).vectors
         assert list(ours) == pytest.approx(theirs.data[0].embedding, abs=1e-6)
 

@@ -190,11 +190,10 @@ async def test_a_deleted_conversation_leaves_no_vector(home: Path, server: Scrip
     ],
 )
 async def test_a_search_answers_by_words_when_the_model_does_not(
-    home: Path, server: ScriptedModel, mood: str, said: str, monkeypatch: pytest.MonkeyPatch
+    home: Path, server: ScriptedModel, mood: str, said: str
 ) -> None:
     """Down, slow, or with an answer that cannot be used: the output says so."""
-    monkeypatch.setattr("tidegate.recall.vectors.QUERY_SECONDS", 0.3)
-    async with open_vector_store(home, server) as recall:
+    async with open_vector_store(home, server, query_seconds=0.3) as recall:
         await recall.say("s_1", *FILLER, "My boat is red.")
         await recall.fill()
         misbehave(server, mood)
@@ -303,11 +302,8 @@ async def test_a_spent_budget_stops_the_vectors_of_its_user_alone(home: Path, se
         assert server.counts["embeddings"] == 2
 
 
-async def test_a_call_that_was_cut_off_is_charged_by_an_estimate(
-    home: Path, server: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidegate.recall.vectors.QUERY_SECONDS", 0.2)
-    async with open_vector_store(home, server) as recall:
+async def test_a_call_that_was_cut_off_is_charged_by_an_estimate(home: Path, server: ScriptedModel) -> None:
+    async with open_vector_store(home, server, query_seconds=0.2) as recall:
         misbehave(server, "hang")
         await recall.say("s_1", "My boat is red.")
         await recall.question("a query of some length")
@@ -359,16 +355,17 @@ async def test_undone_and_running_messages_are_not_found(home: Path, server: Scr
         assert await recall.rows() == [], "undone messages get no vector"
 
 
-async def test_the_number_of_compared_vectors_is_bounded(
-    home: Path, server: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_compared_vectors_is_bounded(home: Path, server: ScriptedModel) -> None:
     """The newest are compared."""
-    monkeypatch.setattr("tidegate.store.tables.vectors.COMPARED", 5)
     async with open_vector_store(home, server) as recall:
         await recall.say("s_1", "My boat is red.", *FILLER, "My ship is red.")
         await recall.fill()
-        found = shown(await recall.question("crimson vessel"))
-        assert found[0] == "My ship is red." and "My boat is red." not in found
+        query = await recall.vectors.query("crimson vessel", "s_1", "t_now")
+        everything = [(0, 2**60)]
+        near = await recall.store.read(vectors.nearest, query.vector, query.identity, everything, 2)
+        assert sorted(near) == [1, 14]
+        near = await recall.store.read(vectors.nearest, query.vector, query.identity, everything, 9, compared=5)
+        assert near[0] == 14 and min(near) == 10
 
 
 @pytest.mark.parametrize("numbers", [[0.5, -0.25, 0.1], [1e30, -1e30, 3e29], [1e-20, -3e-21, 0.0]])

@@ -82,7 +82,13 @@ def usage_rows(db: Db) -> list[tuple[str | None, str, int, int, str | None]]:
 
 @contextlib.asynccontextmanager
 async def open_vector_store(
-    home: Path, server: ScriptedModel, *, model: str = "", context: str = "", extra: str = ""
+    home: Path,
+    server: ScriptedModel,
+    *,
+    model: str = "",
+    context: str = "",
+    extra: str = "",
+    query_seconds: float = 3.0,
 ) -> AsyncIterator[VectorStore]:
     """With the empty conversation s_1 of Anna's, unless it is there already."""
     config = read(SETTINGS.format(url=server.base_url, model=model, context=context) + extra, home)
@@ -105,6 +111,7 @@ async def open_vector_store(
             clock,
             vector_bytes=config.context.vector_bytes,
             ledger=scope.account.ledger,
+            query_seconds=query_seconds,
         )
         await store.write(vectors.set_model, made_vectors.identity)
         recall = RecallService(config, store, spool, scope.child("sessions"), None, made_vectors)

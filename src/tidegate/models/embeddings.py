@@ -19,7 +19,7 @@ from tidegate.errors import ModelFailed
 from tidegate.http_client import Target
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.token_counts import ReportedUsage, TokenEstimate, checked_usage
-from tidegate.models.http.endpoint import Endpoint
+from tidegate.models.http.endpoint import ModelEndpoint
 from tidegate.values import Frozen, Usage
 
 PATH = "/embeddings"
@@ -57,7 +57,14 @@ class EmbeddingsModel:
     the provider's model and the length of the vectors."""
 
     def __init__(
-        self, name: str, endpoint: Endpoint, facts: Facts, *, base_url: str, provider_model: str, dimensions: int | None
+        self,
+        name: str,
+        endpoint: ModelEndpoint,
+        facts: Facts,
+        *,
+        base_url: str,
+        provider_model: str,
+        dimensions: int | None,
     ) -> None:
         self.name = name
         self.endpoint = endpoint

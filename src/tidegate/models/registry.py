@@ -19,7 +19,7 @@ from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.format import format_for
 from tidegate.models.http.cooldown import Cooldowns
-from tidegate.models.http.endpoint import Endpoint, json_headers
+from tidegate.models.http.endpoint import ModelEndpoint, json_headers
 from tidegate.models.http.http_model import HttpModel, signature
 from tidegate.models.http.keyring import Key, KeyRing
 from tidegate.models.http.retry import RetryPolicy
@@ -126,7 +126,7 @@ class Models:
     def _state(self, name: str, model: "Model | OtherModel") -> ModelState:
         cooldown = self.cooldowns.of(name)
         endpoint = getattr(model, "endpoint", None)
-        if not isinstance(endpoint, Endpoint):
+        if not isinstance(endpoint, ModelEndpoint):
             return ModelState()
         return ModelState(
             keys=sum(key.secret is not None for key in endpoint.keys.keys),
@@ -197,7 +197,7 @@ class Models:
         settings: ModelSettings,
         path: str,
         headers_for: Callable[[str | None], Mapping[str, str]],
-    ) -> tuple[Endpoint, dict[str, str]]:
+    ) -> tuple[ModelEndpoint, dict[str, str]]:
         """Returns the endpoint, and the configured headers with their secrets."""
         for field in ("base_url", "model"):
             if not getattr(settings, field):
@@ -214,7 +214,7 @@ class Models:
             header: self._reveal(f"[models.{name}] headers.{header}", value, secrets) if is_reference(value) else value
             for header, value in settings.headers.items()
         }
-        endpoint = Endpoint(
+        endpoint = ModelEndpoint(
             name,
             settings,
             path,

@@ -13,7 +13,7 @@ from tidegate.errors import ModelFailed
 from tidegate.http_client import Target
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.token_counts import TokenEstimate
-from tidegate.models.http.endpoint import Endpoint
+from tidegate.models.http.endpoint import ModelEndpoint
 from tidegate.values import Frozen, Usage
 
 PATH = "/audio/speech"
@@ -37,7 +37,7 @@ class Speech(Frozen, frozen=True):
 
 
 class SpeechModel:
-    def __init__(self, name: str, endpoint: Endpoint, facts: Facts, *, provider_model: str, voice: str) -> None:
+    def __init__(self, name: str, endpoint: ModelEndpoint, facts: Facts, *, provider_model: str, voice: str) -> None:
         self.name = name
         self.endpoint = endpoint
         self.facts = facts

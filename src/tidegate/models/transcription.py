@@ -13,7 +13,7 @@ from tidegate.errors import ModelFailed
 from tidegate.http_client import Target
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.token_counts import ReportedUsage, TokenEstimate, checked_usage
-from tidegate.models.http.endpoint import Endpoint
+from tidegate.models.http.endpoint import ModelEndpoint
 from tidegate.values import Frozen, Usage
 
 PATH = "/audio/transcriptions"
@@ -47,7 +47,9 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class TranscriptionModel:
-    def __init__(self, name: str, endpoint: Endpoint, facts: Facts, *, provider_model: str, answer_bytes: int) -> None:
+    def __init__(
+        self, name: str, endpoint: ModelEndpoint, facts: Facts, *, provider_model: str, answer_bytes: int
+    ) -> None:
         self.name = name
         self.endpoint = endpoint
         self.facts = facts

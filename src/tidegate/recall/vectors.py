@@ -10,6 +10,7 @@ Process lifetime. Between calls, only the vectors of the last queries are held.
 """
 
 import math
+import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import mul
@@ -33,10 +34,13 @@ QUERY_BYTES = 2_000
 """The part of a query that gets a vector."""
 QUERIES = 64
 """The number of queries whose vectors are kept, since further pages of a search use the same one."""
-BATCH_SECONDS = 60.0
+BATCH_SECONDS = 15.0
 """The time limit for the vectors of one batch."""
 CALLS = 20
 """The most calls in one run of the timer."""
+RUN_SECONDS = 10.0
+"""The time after which a run of the timer makes no further calls. Together with the limit of the last one, it is less
+than the time after which a timer counts as hung."""
 TEXT_BYTES = 8_000
 """The most bytes of a message that get a vector: about two thousand tokens."""
 LEAST_TEXT_BYTES = 250
@@ -70,7 +74,9 @@ class MessageVectors:
         *,
         vector_bytes: int,
         ledger: Ledger,
+        query_seconds: float = QUERY_SECONDS,
     ) -> None:
+        self._query_seconds = query_seconds
         self._model = models.embeddings(name)
         self._cooldowns = models.cooldowns
         self._store = store
@@ -119,7 +125,7 @@ class MessageVectors:
         if of is None:
             raise VectorsUnavailable("is not asked for a deleted conversation")
         try:
-            (vector,) = await self._embed(of, (text,), QUERY_SECONDS, turn=turn)
+            (vector,) = await self._embed(of, (text,), self._query_seconds, turn=turn)
         except BudgetSpent as error:
             raise VectorsUnavailable(f"was not asked: {error.message}") from None
         except ModelFailed as failure:
@@ -137,7 +143,10 @@ class MessageVectors:
     async def fill(self) -> None:
         """Makes the vectors of the next messages."""
         size = TEXTS
+        end = time.monotonic() + RUN_SECONDS
         for _ in range(CALLS):
+            if time.monotonic() > end:
+                return
             if self._clock() < self._paused_until or self._cooldowns.of(self.name) is not None:
                 return
             found, _ = await self._store.read(_state)

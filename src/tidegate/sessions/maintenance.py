@@ -18,9 +18,6 @@ INDEX_BATCHES = 20
 """The number of writes to the search index in one run. Each takes a few milliseconds. A search indexes the remaining
 rows itself."""
 
-EMBED_SECONDS = 1800.0
-"""The time after which the making of vectors is considered hung: longer than its calls may take together."""
-
 STRANDED_SECONDS = 30.0
 """The age at which an accepted turn that has not reached the engine counts as stranded. Normally, a turn reaches the
 engine within milliseconds."""
@@ -129,7 +126,7 @@ def maintenance_tasks(
             await message_vectors.fill()
             await count_unindexed()
 
-        maintenance_tasks.append(MaintenanceTask(name="embed", interval=5.0, run=embed, within=EMBED_SECONDS))
+        maintenance_tasks.append(MaintenanceTask(name="embed", interval=5.0, run=embed))
     if components.extractor is not None:
         maintenance_tasks.append(MaintenanceTask(name="learn", interval=60.0, run=endings.finish_slow))
     return maintenance_tasks

@@ -49,7 +49,7 @@ class EndpointSettings(Protocol):
     def ca_file(self) -> str | None: ...
 
 
-class Endpoint:
+class ModelEndpoint:
     """Keys and header values are held in clear text, because they are sent from here."""
 
     def __init__(

@@ -18,7 +18,7 @@ from tidegate.models.formats.call_names import distinct_calls
 from tidegate.models.formats.format import Format
 from tidegate.models.formats.stop_sequences import StopCutter
 from tidegate.models.formats.token_counts import TokenEstimate
-from tidegate.models.http.endpoint import Endpoint, drain, read_bounded
+from tidegate.models.http.endpoint import ModelEndpoint, drain, read_bounded
 from tidegate.models.http.endpoint_failures import ERROR_BODY_BYTES
 from tidegate.models.http.refused_field import caller_field
 from tidegate.models.interface import EncodedPrefix
@@ -29,7 +29,14 @@ class HttpModel:
     """One configured chat model."""
 
     def __init__(
-        self, name: str, endpoint: Endpoint, format: Format, *, provider_model: str, signature: bytes, answer_bytes: int
+        self,
+        name: str,
+        endpoint: ModelEndpoint,
+        format: Format,
+        *,
+        provider_model: str,
+        signature: bytes,
+        answer_bytes: int,
     ) -> None:
         self.name = name
         self.endpoint = endpoint

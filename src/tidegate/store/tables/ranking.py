@@ -191,9 +191,8 @@ def _row_at(db: Db, key: int, blocks: dict[int, tuple[str, int] | None]) -> Any:
 def _is_shown(row: Any, principal: str, session: str | None, own: str, turn: str | None) -> bool:
     of_session, whose, kind, place, _, undone, within, _, _ = row
     shown = place is not None and undone is None and (turn is None or within != turn)
-    return bool(
-        shown and whose == principal and (of_session == own or (kind == "named" and session in (None, of_session)))
-    )
+    is_searched = whose == principal and (of_session == own or (kind == "named" and session in (None, of_session)))
+    return bool(shown and is_searched)
 
 
 _ROW = (

@@ -37,7 +37,7 @@ def next_batch(db: Db, now: float, limit: int, text_bytes: int) -> VectorBatch |
     active comes first."""
     row = db.execute(
         "SELECT block, upto, session, part FROM vector_blocks JOIN index_blocks ON number = block"
-        " WHERE due IS NOT NULL AND due <= ? ORDER BY due DESC LIMIT 1",
+        " WHERE due IS NOT NULL AND due <= ? ORDER BY due DESC NULLS LAST LIMIT 1",
         (now,),
     ).get
     if row is None:
@@ -62,7 +62,8 @@ def next_batch(db: Db, now: float, limit: int, text_bytes: int) -> VectorBatch |
 
 
 _FOLLOWING = (
-    "SELECT seq, undone, body, packed FROM messages WHERE session = ? AND seq > ? AND seq < ? ORDER BY seq LIMIT ?"
+    "SELECT seq, undone, body, packed FROM messages WHERE session = ? AND seq > ? AND seq < ?"
+    " ORDER BY seq NULLS FIRST LIMIT ?"
 )
 
 

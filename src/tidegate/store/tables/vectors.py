@@ -114,14 +114,23 @@ def _remove(db: Db, where: str, values: tuple[int, ...]) -> None:
         db.execute("UPDATE vector_models SET bytes = bytes - ?", (int(size),))
 
 
-def nearest(db: Db, vector: bytes, identity: str, scope: Sequence[tuple[int, int]], limit: int) -> list[int]:
+def nearest(
+    db: Db,
+    vector: bytes,
+    identity: str,
+    scope: Sequence[tuple[int, int]],
+    limit: int,
+    *,
+    compared: int = COMPARED,
+) -> list[int]:
     """Returns the numbers of the messages in the scope whose vectors are the nearest, the nearest first. The scope
-    consists of ranges of numbers, the latest first. None are returned if the vectors are of another model or length."""
+    consists of ranges of numbers, the latest first. None are returned if the vectors are of another model or length.
+    At most `compared` vectors are compared."""
     found = model(db)
     if found.identity != identity or found.dimensions != len(vector):
         return []
     dialect.load_vectors(db)
-    left = min(COMPARED, COMPARED_BYTES // len(vector))
+    left = min(compared, COMPARED_BYTES // len(vector))
     near: list[tuple[float, int]] = []
     for first, end in scope:
         values = (vector, first, end, found.number, len(vector), left, limit)
