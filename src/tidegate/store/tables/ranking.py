@@ -5,8 +5,8 @@ without counting repetitions), and to a lesser degree by the terms of its neighb
 the words of the question before it. Long messages count less, since they contain many words. Dates in the query raise
 messages of that time. Among equals, the newer message comes first.
 
-If messages have vectors (`vectors.py`), the ranking by words is fused with the ranking by vectors: a message counts for
-its rank in each of them, so that the scales of the two need not be comparable.
+If messages have vectors (`vectors.py`), the ranking by words is fused with the ranking by vectors: the scores of both
+are put on the same scale and added. docs/decisions/0045-vectors.md has the measurements.
 
 Only the caller's ranges of the index are read, and of each term at most `TERM_ENTRIES` entries, so the time of a search
 is bounded. docs/decisions/0043-ranked-search.md has the measurements.
@@ -50,10 +50,10 @@ CANDIDATES = 400
 
 NEAR = 100
 """The most messages of the ranking by vectors."""
-FUSION = 60
-"""The constant of reciprocal rank fusion: the larger it is, the less the first ranks count."""
-VECTOR_WEIGHT = 1.0
-"""The weight of the ranking by vectors against that by words."""
+VECTOR_WEIGHT = 0.4
+"""The weight of the similarity of vectors against that of words."""
+BESIDE = 0.6
+"""The share of its similarity for which a vector counts for the messages before and after its own."""
 
 BEFORE, AFTER, FAR = 0.5, 0.4, 0.25
 """The weights of terms that occur only in the message before, only in the message after, or only in those beyond."""
@@ -140,25 +140,32 @@ def nearest_rows(
     scope = [(first << PLACE_BITS, end << PLACE_BITS) for first, end in ranges(db, principal, session)]
     found: list[RankedRow] = []
     blocks: dict[int, tuple[str, int] | None] = {}
-    for key in vectors.nearest(db, vector.vector, vector.identity, scope, NEAR):
+    for key, similarity in vectors.nearest(db, vector.vector, vector.identity, scope, NEAR):
         row = _row_at(db, key, blocks)
         if row is not None and _is_shown(row, principal, session, own, turn):
-            found.append((0.0, row[4], row[3], row[0], False, row))
+            found.append((similarity, row[4], row[3], row[0], False, row))
     return found
 
 
-def _fused(by_words: list[RankedRow], by_vector: list[RankedRow], question: Question) -> list[RankedRow]:
-    scores: dict[tuple[str, int], float] = {}
-    rows: dict[tuple[str, int], RankedRow] = {}
-    for weight, ranking in ((1.0, by_words), (VECTOR_WEIGHT, by_vector)):
-        for rank, row in enumerate(ranking, 1):
-            message = (row[3], row[2])
-            scores[message] = scores.get(message, 0.0) + weight / (FUSION + rank)
-            rows[message] = row
-    for _, at, place, of_session, _, _ in by_vector:
-        if (factor := _time_factor(question.periods, at)) != 1.0:
-            scores[of_session, place] *= factor
-    fused = [(scores[message], *rows[message][1:]) for message in rows]
+def _fused(by_words: list[RankedRow], near: list[RankedRow], question: Question) -> list[RankedRow]:
+    """Returns the messages of both rankings by the sum of their scores, each on a scale of 0 to 1. A message also
+    counts for the vector of the message before or after it."""
+    if not near:
+        return by_words
+    rows = {(row[3], row[2]): row for row in (*near, *by_words)}
+    best = max((row[0] for row in by_words), default=0.0) or 1.0
+    scores = dict.fromkeys(rows, 0.0) | {(row[3], row[2]): row[0] / best for row in by_words}
+    low, high = near[-1][0], near[0][0]
+    longest = 1.0 + SAME_DAY if question.periods else 1.0
+    own = {
+        (of_session, place): _time_factor(question.periods, at) / longest * (similarity - low) / ((high - low) or 1.0)
+        for similarity, at, place, of_session, _, _ in near
+    }
+    for of_session, place in rows:
+        beside = max(own.get((of_session, place - 1), 0.0), own.get((of_session, place + 1), 0.0))
+        similar = max(own.get((of_session, place), 0.0), BESIDE * beside)
+        scores[of_session, place] += VECTOR_WEIGHT * similar
+    fused = [(round(scores[message], 6), *row[1:]) for message, row in rows.items()]
     return sorted(fused, key=lambda each: each[:4], reverse=True)
 
 

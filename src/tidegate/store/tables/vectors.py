@@ -122,10 +122,10 @@ def nearest(
     limit: int,
     *,
     compared: int = COMPARED,
-) -> list[int]:
-    """Returns the numbers of the messages in the scope whose vectors are the nearest, the nearest first. The scope
-    consists of ranges of numbers, the latest first. None are returned if the vectors are of another model or length.
-    At most `compared` vectors are compared."""
+) -> list[tuple[int, float]]:
+    """Returns the numbers of the messages in the scope whose vectors are the nearest, with their similarity (the cosine
+    of the angle), the nearest first. The scope consists of ranges of numbers, the latest first. None are returned if
+    the vectors are of another model or length. At most `compared` vectors are compared."""
     found = model(db)
     if found.identity != identity or found.dimensions != len(vector):
         return []
@@ -138,7 +138,7 @@ def nearest(
         left -= int(db.execute(_COUNT, (first, end, left)).get)
         if left <= 0:
             break
-    return [-entry for _, entry in sorted(near)[:limit]]
+    return [(-entry, 1.0 - distance) for distance, entry in sorted(near)[:limit]]
 
 
 _COUNT = "SELECT count(*) FROM (SELECT 1 FROM message_vectors WHERE entry >= ? AND entry < ? LIMIT ?) AS compared"
