@@ -9,7 +9,8 @@ Other packages import from here, and from `tidegate.models.recording` to record 
 - `registry.py`: `Models`, which builds the configured models.
 - `catalog/`: facts about models: windows, abilities, prices.
 - `formats/`: the provider formats. `formats/format.py` says how to add one.
-- `http/`: one request with retries (`http_model.py`, `retry.py`), keys, failures.
+- `embeddings.py`, `transcription.py`, `speech.py`: models of other kinds than chat.
+- `http/`: one request with retries (`endpoint.py`, `http_model.py`, `retry.py`), keys, failures.
 - `recording/` and `demo/`: loaded only when they are used.
 """
 
