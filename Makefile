@@ -19,9 +19,10 @@ test: $(VENV)/.installed-dev
 	@tools/need_programs.sh
 	@$(BIN)/python tools/run_tests.py $(ARGS)
 
-# For use while working: tests/project/quick.py says what is chosen.
+# For use while working: tests/project/quick.py says what is chosen. In one process, since a second one would spend as
+# much time on imports and collection as it saves on the tests.
 quick: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --quick $(ARGS)
+	@$(BIN)/python -m pytest -q -p no:xdist --quick $(ARGS)
 
 # The tests of sandboxes once more, for whoever runs the others as root.
 test-user: $(VENV)/.installed-dev

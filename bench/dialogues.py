@@ -1,9 +1,11 @@
-"""Generated conversations of two people over many dated days, with questions about them.
+"""Conversations of two people over many dated days, with questions about them, in two styles.
 
-The same seed gives the same conversations. A question is worded differently from its evidence: chat and question draw
-from different columns of `TOPICS`, and share the names and only some words. Topics come back on other days and with the
-other person, so that words alone do not suffice. A part of the questions names a date; another part asks for something
-that was never said, and has no evidence. Topics for tuning and for the report are disjoint.
+The same seed gives the same conversations. `dialogues` generates conversations from templates. A question is worded
+differently from its evidence: chat and question draw from different columns of `TOPICS`, and share the names and only
+some words. Topics come back on other days and with the other person, so that words alone do not suffice. A part of the
+questions names a date; another part asks for something that was never said, and has no evidence. `written` makes
+conversations of written exchanges (`dialogue_threads.txt`) with a lot of small talk, which later mentions words of the
+exchanges again. Topics and exchanges for tuning and for the report are disjoint.
 """
 
 import random
@@ -19,17 +21,81 @@ THREADS = 3
 """Topics of one day."""
 BEGUN = 1_672_567_200.0
 DAY = 86_400.0
+AGAIN_SHARE = 0.3
+"""The share of small talk that takes up a word of an earlier exchange."""
+LEAST_WORD = 4
+"""Shorter words are not taken up again."""
 LEAST_HINT = 3
 """Shorter words of an answer are not used as hints."""
 QUESTIONS = 60
 """Questions about one conversation."""
 
-Kind = Literal["event", "detail", "date", "none"]
+Kind = Literal["event", "detail", "date", "none", "written"]
 
 TOPICS = Path(__file__).with_name("dialogue_topics.txt")
 """One topic per line, divided by `|`: what it is called in the chat, and in a question; what somebody did in the chat,
 and in a question; then details, each as the words of the chat and the question about them. A line `=` divides the
 topics for tuning from those for the report."""
+THREADS_FILE = Path(__file__).with_name("dialogue_threads.txt")
+"""Written exchanges, divided by empty lines, with questions and the numbers of the lines that answer them. A line `=`
+divides those for tuning from those for the report."""
+THREADS_USED = 15
+"""Exchanges of one written conversation."""
+CHAT = (
+    "Morning, {other}! Did you sleep well?",
+    "Not too badly, thanks. The coffee is slowly doing its thing.",
+    "Same old, same old. The queue at the post office nearly broke me.",
+    "Ugh, tell me about it. I spent an hour on hold with the phone company.",
+    "Did you watch the final episode? I have opinions.",
+    "No spoilers, please! I'm two behind.",
+    "It's pouring here, the gutters are singing.",
+    "We've got sun for once. I hung the laundry outside and felt like a champion.",
+    "I can't decide what to cook tonight. Help me.",
+    "Something with lentils? You always feel better after lentils.",
+    "You know me too well, {other}.",
+    "My back hurts from that office chair. I should get up more often.",
+    "Set an alarm! I do ten squats whenever the kettle boils.",
+    "Ha, I can picture it. The neighbours must love you.",
+    "Have to run, the delivery man is at the door.",
+    "Talk later! Say hello to everybody from me.",
+    "Are you free on Sunday? We could go for a walk by the river.",
+    "I'd love that. Two o'clock at the bridge?",
+    "Perfect. I'll bring the thermos.",
+    "I found a photo of us from years ago. We look so young and so sure of ourselves.",
+    "Please burn it. No, wait, send it to me first.",
+    "That's such good news! You've earned it.",
+    "I'm so sorry to hear that. Is there anything I can do?",
+    "You're sweet. Just talking about it helps.",
+    "The kids next door have started drumming. Pray for me.",
+    "I've been thinking about what you said the other day, and you were right.",
+    "Wow, I did not see that coming.",
+    "Time flies. I can't believe it's nearly the end of the month.",
+    "I ate far too much cake at the office and regret nothing.",
+    "Good for you. Life is short.",
+    "My mother called three times today to ask about the same parcel.",
+    "She just wants to hear your voice, I think.",
+    "True. I should visit more often.",
+    "Did the dentist go all right?",
+    "No holes! I celebrated with toffee.",
+    "I'm on the train and the man across from me is eating a whole fish.",
+    "Never a dull moment with you, {other}.",
+    "I keep meaning to answer your long message properly. This week, I promise.",
+    "No rush at all. I know how busy you are.",
+    "I slept through two alarms and still made it on time. How was your day?",
+)
+AGAIN = (
+    "I told my colleague about your {word}, she wanted to hear everything.",
+    "How is it going with the {word}, by the way?",
+    "Speaking of that, I saw something about {word} in the paper and thought of you.",
+    "Somebody at work mentioned {word} today and I had to smile, {other}.",
+    "Is there any news about the {word}?",
+)
+ONGOING = (
+    "It's keeping me busy, but I can't complain.",
+    "Nothing new yet, I'll tell you as soon as I hear more.",
+    "Better than I feared. Thanks for asking, {other}.",
+    "Oh, don't get me started on the {word}. Another time!",
+)
 WHEN = ("yesterday", "last week", "last Friday", "on Sunday", "two days ago", "this morning", "over the weekend", "")
 OPENERS = (
     "Hey {other}! Guess what, I {did} a {noun} {when}!",
@@ -139,6 +205,14 @@ class Dialogue:
     questions: tuple[Question, ...]
 
 
+@dataclass(frozen=True)
+class Thread:
+    """A written exchange: who says what, and questions with the numbers of the lines that answer them, from 1."""
+
+    said: tuple[tuple[str, str], ...]
+    asked: tuple[tuple[str, tuple[int, ...]], ...]
+
+
 def topics() -> tuple[list[Topic], list[Topic]]:
     """The topics for tuning, and those for the report."""
     halves: list[list[Topic]] = [[], []]
@@ -170,6 +244,66 @@ def synonyms() -> list[list[str]]:
 def dialogues(count: int, which: Literal["tuning", "report"], seed: int = 0) -> list[Dialogue]:
     chosen = topics()[which == "report"]
     return [_Writer(random.Random(f"{which} {seed} {number}"), chosen).write() for number in range(count)]
+
+
+def threads() -> tuple[list[Thread], list[Thread]]:
+    """The exchanges for tuning, and those for the report."""
+    halves: list[list[Thread]] = []
+    for half in THREADS_FILE.read_text(encoding="utf-8").split("\n=\n"):
+        found: list[Thread] = []
+        for block in half.strip().split("\n\n"):
+            lines = block.splitlines()
+            said = tuple((line[0], line[3:]) for line in lines if not line.startswith("?"))
+            asked = [line[2:].split(" | ") for line in lines if line.startswith("?")]
+            found.append(Thread(said, tuple((text, tuple(map(int, at.split()))) for text, at in asked)))
+        halves.append(found)
+    return halves[0], halves[1]
+
+
+def written(count: int, which: Literal["tuning", "report"], seed: int = 0) -> list[Dialogue]:
+    chosen = threads()[which == "report"]
+    return [_written(random.Random(f"written {which} {seed} {number}"), chosen) for number in range(count)]
+
+
+def _written(chance: random.Random, chosen: list[Thread]) -> Dialogue:
+    people = tuple(chance.sample(NAMES, 2))
+    lines: list[Line] = []
+    asked: list[Question] = []
+    mentioned: list[str] = []
+    at = BEGUN + chance.randrange(300) * DAY
+
+    def say(who: str, text: str, **words: str) -> int:
+        nonlocal at
+        at += chance.randint(10, 200)
+        other = people[who == people[0]]
+        lines.append(Line(who, text.format(other=other, **words), at))
+        return len(lines) - 1
+
+    def chat(most: int) -> None:
+        start = chance.randrange(2)
+        for number in range(chance.randint(2, most)):
+            who = people[(start + number) % 2]
+            if mentioned and chance.random() < AGAIN_SHARE:
+                word = chance.choice(mentioned)
+                say(who, chance.choice(AGAIN), word=word)
+                say(people[people[0] == who], chance.choice(ONGOING), word=word)
+            else:
+                say(who, chance.choice(CHAT))
+
+    for thread in chance.sample(chosen, THREADS_USED):
+        at += chance.randint(1, 18) * DAY + chance.randrange(20_000)
+        chat(14)
+        first = chance.randrange(2)
+        names = {"A": people[first], "B": people[1 - first]}
+        places = [say(names[who], text, **names) for who, text in thread.said]
+        for text, evidence in thread.asked:
+            found = frozenset(places[number - 1] for number in evidence)
+            asked.append(Question(text.format(**names), "written", found))
+        words = {word.strip(".,?!") for _, text in thread.said for word in text.split()}
+        mentioned += sorted(word for word in words if len(word) > LEAST_WORD and word.isalpha() and word.islower())
+        chat(10)
+    chance.shuffle(asked)
+    return Dialogue((people[0], people[1]), tuple(lines), tuple(asked))
 
 
 class _Writer:

@@ -193,7 +193,7 @@ async def pyreqwest_client(ca: str) -> AsyncIterator[Ask]:
 
 
 CLIENTS: dict[str, tuple[Callable[[str], AbstractAsyncContextManager[Ask]], str]] = {
-    "gateway": (gateway_client, "tidegate.http_client.aiohttp_transport"),
+    "gateway": (gateway_client, "tidegate.http_client.pool"),
     "aiohttp": (aiohttp_client, "aiohttp"),
     "httpx2": (httpx2_client, "httpx2"),
     "pyreqwest": (pyreqwest_client, "pyreqwest.client"),

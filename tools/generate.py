@@ -58,7 +58,7 @@ def configuration() -> str:
         for setting in settings:
             default = "required" if setting.default is NODEFAULT else _default(setting.rule.write, setting.default)
             lines.append(f"| `{setting.name}` | {default} | {_cell(setting.doc)} | {_cell(setting.rule.shape)} |")
-    return NOTE.format(source="src/tidegate/config/settings.py") + "\n".join(lines) + "\n"
+    return NOTE.format(source="src/tidegate/config/tables/") + "\n".join(lines) + "\n"
 
 
 def _default(write: Callable[[object], str], value: object) -> str:

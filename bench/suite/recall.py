@@ -1,13 +1,15 @@
 """Retrieval: the share of evidence messages that `context_search` finds for questions in other words.
 
-The conversations are generated (`bench/dialogues.py`), and the topics of those that count were not used for tuning. The
-same questions are asked by three rules: every word must occur (newest first), any content word with BM25 over an
-ordinary FTS5 table with stems, and the gateway's ranked search through the agent's tool. The disk figures compare the
+The conversations are generated in two styles (`bench/dialogues.py`), and the topics of those that count were not used
+for tuning. Each message begins with the name of its sender or, in further rows of the details, does not. The same
+questions are asked by four rules: every word must occur (newest first), any content word with BM25 over an ordinary
+FTS5 table with stems, the same with entries that also contain the messages before and after, and the gateway's ranked
+search through the agent's tool. The disk figures compare the
 sizes of the index and of the whole store with the text of the messages.
 
-Two further rules use vectors of the scripted model: the nearest vectors alone, and the ranked search that is fused with
-them. Its embedding knows which words name the same topic, but no other relations. So these figures show what the fusion
-does with such a ranking; they say nothing about the vectors of a real model.
+For the generated style, two further rules use vectors of the scripted model: the nearest vectors alone, and the ranked
+search that is fused with them. Its embedding knows which words name the same topic, but no other relations. So these
+figures show what the fusion does with such a ranking; they say nothing about the vectors of a real model.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from typing import Any
 
 import apsw
 
-from bench.dialogues import Dialogue, Question, dialogues, synonyms
+from bench.dialogues import Dialogue, Question, dialogues, synonyms, written
 from bench.report import Figure
 from bench.scripted.behaviour import Behaviour
 from bench.scripted_model import ScriptedModel
@@ -46,7 +48,8 @@ DEPTHS = (5, 10, 25)
 OWNER = "p_reader"
 TABLE = "CREATE VIRTUAL TABLE {} USING fts5(text, tokenize='porter unicode61')"
 PLACE = re.compile(r"^message (\d+) ", re.MULTILINE)
-RULES = ("every word", "any word, BM25", "ranked search", "vectors alone", "ranked search with vectors")
+RULES = ("every word", "any word, BM25", "with neighbours", "ranked search")
+VECTOR_RULES = ("vectors alone", "ranked search with vectors")
 EMBEDDINGS = """
 [models.near]
 api = "openai-embeddings"
@@ -56,6 +59,7 @@ dimensions = 256
 [context]
 embeddings = "near"
 """
+STYLES = {"generated": dialogues, "written": written}
 
 Found = dict[str, dict[str, dict[int, float]]]
 """Shares of the evidence by rule, kind of question, and depth."""
@@ -64,31 +68,23 @@ Found = dict[str, dict[str, dict[int, float]]]
 def run(bench: Bench) -> list[Figure]:
     if bench.subject != "gateway":
         return []
-    made = dialogues(bench.scale.recall_dialogues, "report")
-    questions = [question for dialogue in made for question in dialogue.questions]
-    bench.say(f"recall: {sum(len(each.lines) for each in made):,} messages, {len(questions)} questions")
-    found, sizes = asyncio.run(measure(bench, made))
-    ours, plain = found["ranked search"]["all"], found["any word, BM25"]["all"]
-    table = "; ".join(
-        f"{rule} " + " / ".join(f"{100 * shares['all'][depth]:.1f} %" for depth in DEPTHS)
-        for rule, shares in found.items()
-    )
-    ratio = ours[10] / plain[10]
-    fused = found["ranked search with vectors"]["all"][10] / ours[10]
+    figures: list[Figure] = []
+    sizes: dict[str, int] = {}
+    fused = 0.0
+    for style, make in STYLES.items():
+        made = make(bench.scale.recall_dialogues, "report")
+        count = sum(len(dialogue.questions) for dialogue in made)
+        bench.say(f"recall: {sum(len(each.lines) for each in made):,} {style} messages, {count} questions")
+        has_vectors = style == "generated"
+        found, measured = asyncio.run(measure(bench, made, named=True, has_vectors=has_vectors))
+        sizes = sizes or measured
+        if has_vectors:
+            fused = found["ranked search with vectors"]["all"][10] / found["ranked search"]["all"][10]
+        unnamed, _ = asyncio.run(measure(bench, made, named=False))
+        figures.append(_figure(style, count, found, unnamed))
     index, disk = sizes["index"] / sizes["text"], sizes["disk"] / sizes["text"]
     return [
-        Figure(
-            name="recall_10",
-            title=f"evidence in the first 10 results of {len(questions)} held-out questions, against plain BM25",
-            unit="×",
-            value=ratio,
-            goal=f"≥ {GOAL:g} ×",
-            met=ratio >= GOAL,
-            note=f"in the first 5 / 10 / 25: {table}",
-            detail={
-                rule: {kind: list(depths.values()) for kind, depths in kinds.items()} for rule, kinds in found.items()
-            },
-        ),
+        *figures,
         Figure(
             name="recall_index",
             title="search index against the text of the messages",
@@ -128,7 +124,30 @@ def run(bench: Bench) -> list[Figure]:
     ]
 
 
-async def measure(bench: Bench, made: Sequence[Dialogue]) -> tuple[Found, dict[str, int]]:
+def _figure(style: str, count: int, found: Found, unnamed: Found) -> Figure:
+    ratio = found["ranked search"]["all"][10] / found["with neighbours"]["all"][10]
+
+    def table(rules: Found) -> str:
+        return "; ".join(
+            f"{rule} " + " / ".join(f"{100 * shares['all'][depth]:.1f} %" for depth in DEPTHS)
+            for rule, shares in rules.items()
+        )
+
+    return Figure(
+        name="recall_10" if style == "generated" else f"recall_10_{style}",
+        title=f"evidence in the first 10 results of {count} held-out questions ({style}), against BM25 with neighbours",
+        unit="×",
+        value=ratio,
+        goal=f"≥ {GOAL:g} ×",
+        met=ratio >= GOAL,
+        note=f"in the first 5 / 10 / 25: {table(found)}. Without names of senders: {table(unnamed)}",
+        detail={rule: {kind: list(depths.values()) for kind, depths in kinds.items()} for rule, kinds in found.items()},
+    )
+
+
+async def measure(
+    bench: Bench, made: Sequence[Dialogue], *, named: bool, has_vectors: bool = False
+) -> tuple[Found, dict[str, int]]:
     home = bench.place("recall")
     plain = apsw.Connection(":memory:")
     async with (
@@ -149,20 +168,19 @@ async def measure(bench: Bench, made: Sequence[Dialogue]) -> tuple[Found, dict[s
             "ranked search with vectors": RecallService(config, store, spool, scope, None, near),
         }
         for number, dialogue in enumerate(made):
-            await store.write(_add, f"s_{number}", dialogue)
-            plain.execute(TABLE.format(f"plain_{number}"))
-            plain.executemany(
-                f"INSERT INTO plain_{number}(rowid, text) VALUES(?, ?)",
-                [(place, _text(dialogue, place)) for place in range(len(dialogue.lines))],
-            )
+            texts = [f"{line.who}: {line.text}" if named else line.text for line in dialogue.lines]
+            await store.write(_add, f"s_{number}", dialogue, texts)
+            for reach in (0, 1):
+                plain.execute(TABLE.format(f"plain_{number}_{reach}"))
+                plain.executemany(
+                    f"INSERT INTO plain_{number}_{reach}(rowid, text) VALUES(?, ?)",
+                    [(place, _around(texts, place, reach)) for place in range(len(texts))],
+                )
         sizes = await store.read(_sizes)
-        await store.write(vectors.set_model, near.identity)
-        while (await near.status()).waiting:
-            await near.fill()
-        grown = await store.read(_sizes)
-        sizes["vectors"] = grown["disk"] - sizes["disk"]
+        if has_vectors:
+            sizes["vectors"] = await _make_vectors(store, near) - sizes["disk"]
         found: Found = {}
-        for rule in RULES:
+        for rule in (*RULES, *(VECTOR_RULES if has_vectors else ())):
             hits: dict[str, dict[int, int]] = {}
             evidence: dict[str, int] = {}
             for number, dialogue in enumerate(made):
@@ -181,8 +199,17 @@ async def measure(bench: Bench, made: Sequence[Dialogue]) -> tuple[Found, dict[s
                 kind: {depth: count / max(1, evidence[kind]) for depth, count in counted.items()}
                 for kind, counted in hits.items()
             }
-        text = sum(len(_text(dialogue, place).encode()) for dialogue in made for place in range(len(dialogue.lines)))
+        text = sum(len(line.text.encode()) for dialogue in made for line in dialogue.lines)
+        text += sum(len(f"{line.who}: ") for dialogue in made for line in dialogue.lines) if named else 0
     return found, {"text": text, "messages": sum(len(each.lines) for each in made), **sizes}
+
+
+async def _make_vectors(store: Store, near: MessageVectors) -> int:
+    """Makes the vectors of all messages. Returns the size of the store with them."""
+    await store.write(vectors.set_model, near.identity)
+    while (await near.status()).waiting:
+        await near.fill()
+    return (await store.read(_sizes))["disk"]
 
 
 async def _ask(
@@ -206,7 +233,7 @@ async def _ask(
         )
         return [int(place) - 1 for place in PLACE.findall(shown)]
     words = list(dict.fromkeys(re.findall(r"\w+", question.text.lower())))
-    table = f"plain_{number}"
+    table = f"plain_{number}_{int(rule == 'with neighbours')}"
     joined = " AND " if rule == "every word" else " OR "
     match = joined.join(f'"{word}"' for word in words if rule == "every word" or word not in STOP_WORDS)
     order = "rowid DESC" if rule == "every word" else "rank"
@@ -215,16 +242,15 @@ async def _ask(
 
 
 def _nearest(db: Db, query: QueryVector, session: str) -> list[int]:
-    rows = ranking.nearest_rows(db, query, principal=OWNER, session=session, own=session, turn=None)
-    return [place - 1 for _, _, place, *_ in rows]
+    found = ranking.nearest(db, query, OWNER, session, session, None)
+    return [place - 1 for _, _, place, *_ in found]
 
 
-def _text(dialogue: Dialogue, place: int) -> str:
-    line = dialogue.lines[place]
-    return f"{line.who}: {line.text}"
+def _around(texts: Sequence[str], place: int, reach: int) -> str:
+    return "\n".join(texts[max(0, place - reach) : place + reach + 1])
 
 
-def _add(db: Db, id: str, dialogue: Dialogue) -> None:
+def _add(db: Db, id: str, dialogue: Dialogue, texts: Sequence[str]) -> None:
     sessions.create(
         db,
         id=id,
@@ -242,7 +268,7 @@ def _add(db: Db, id: str, dialogue: Dialogue) -> None:
     rows: list[tuple[Any, ...]] = []
     for place, line in enumerate(dialogue.lines):
         role = "user" if line.who == dialogue.people[0] else "assistant"
-        message = Message(role="user" if role == "user" else "assistant", text=_text(dialogue, place))
+        message = Message(role="user" if role == "user" else "assistant", text=texts[place])
         rows.append((id, place + 1, role, *pack(message), line.at))
     db.executemany("INSERT INTO messages(session, seq, role, body, packed, at) VALUES(?, ?, ?, ?, ?, ?)", rows)
     while search_index.index(db):

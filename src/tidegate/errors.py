@@ -5,7 +5,7 @@
     │   ├── Unauthenticated       401  send a valid key
     │   ├── NotAllowed            403  the principal lacks the permission
     │   ├── NotFound              404  it does not exist, or the principal may not see it
-    │   ├── Conflict              409  the request conflicts with the state of the session
+    │   ├── Conflict              409  the request conflicts with the session's state
     │   ├── TooLarge              413  a named limit was exceeded
     │   ├── IdempotencyMismatch   422  the same idempotency key was used with a different body
     │   └── Busy                  429  try again later (retry_after)
@@ -80,7 +80,7 @@ class Conflict(Refused):
 
 
 class TooLarge(Refused):
-    """A named limit was exceeded. `limit` is the name of the setting and `value` is its value."""
+    """A named limit was exceeded. `limit` is the setting's name and `value` is its value."""
 
     status = 413
     code = "too_large"
@@ -132,9 +132,9 @@ class ModelFailed(TidegateError):
     `endpoint_message` is the message from the endpoint. It may quote the conversation, so only participants see it; the
     log contains only `brief`. `partial_answer` is true if the user has already seen part of the answer.
     `received_bytes` counts the bytes received, including hidden reasoning and tool calls. If the endpoint refused the
-    request, `reasoning` is true if the cause was opaque reasoning from earlier answers, `large` if it was the size of
-    the request or of a picture, and `documents` if it was a document. `param` names a field of the caller's request
-    that the model does not support."""
+    request, one of these may be true: `reasoning` if the cause was opaque reasoning from earlier answers, `large` if it
+    was the size of the request or of a picture, or `documents` if it was a document. `param` names a field of the
+    caller's request that the model does not support."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class TurnFailed(TidegateError):
 
 
 class GivenUp(TurnFailed):
-    """The turn was interrupted and is not resumed. Its sender may repeat it."""
+    """The turn was interrupted and will not be resumed. The sender may send it again."""
 
 
 class Misconfigured(TidegateError):
@@ -225,7 +225,7 @@ class StoreNewer(StoreFailed):
 
 
 class HookPostponed(Exception):
-    """A slow end hook could not be prepared and has logged the reason. Run it again later."""
+    """A slow end hook could not be prepared, and the reason has been logged. Run it again later."""
 
 
 class Superseded(Exception):
@@ -234,4 +234,4 @@ class Superseded(Exception):
 
 
 class EarlierTurnOpen(Exception):
-    """The turn is not taken, because an earlier turn of its session has not ended. It stays in the queue."""
+    """The turn is not taken because an earlier turn of its session has not ended. It stays in the queue."""

@@ -1,13 +1,14 @@
-"""Searching text line by line, in time proportional to its length whatever the pattern.
+"""Line-by-line text search, in time proportional to the length of the text, whatever the pattern.
 
-Patterns are regular expressions of RE2 (google-re2), which never backtracks. A match lies within one line: a pattern is
-applied to each line on its own, whose end may be `\\n` or `\\r\\n`. `\\d`, `\\w`, `\\s` and `\\b` cover ASCII; `.`,
+Patterns are RE2 regular expressions (google-re2), which never backtrack. A match lies within one line: the pattern is
+applied to each line separately. Lines may end with `\\n` or `\\r\\n`. `\\d`, `\\w`, `\\s` and `\\b` cover ASCII; `.`,
 `[…]`, `\\pL` and ignoring case cover every character. Look-around, back references, and everything that looks beyond
-the line (`\\A`, `\\z`, `\\C`, `\\n`, `(?-m)`) are refused in one sentence. Bytes that are not UTF-8 match nothing.
+the line (`\\A`, `\\z`, `\\C`, `\\n`, `(?-m)`) are refused with a one-sentence error. Bytes that are not UTF-8 match
+nothing.
 
-RE2 is imported with the first pattern. Compiling takes at most about 40 ms; searching does not hold the interpreter.
-Both block and belong in worker threads. A text is read in blocks, between which the caller can stop the search; no
-block takes longer than `MOST_INSTRUCTIONS` allows. Nothing is kept between searches.
+RE2 is imported when the first pattern is compiled. Compiling takes at most about 40 ms; searching does not hold the
+interpreter's lock. Both block and belong in worker threads. Text is read in blocks, and the caller can stop the search
+between two blocks; how long a block can take is bounded by `MOST_INSTRUCTIONS`. Nothing is kept between searches.
 """
 
 import re
@@ -20,7 +21,7 @@ LONGEST = 1000
 """The maximum length of a pattern in characters."""
 
 MOST_INSTRUCTIONS = 5_000
-"""The maximum size of a compiled pattern. The slowest patterns of this size take 0.7 s for a block."""
+"""The maximum size of a compiled pattern. The slowest patterns of this size take 0.7 s per block."""
 
 BLOCK = 256 * 1024
 
@@ -37,15 +38,15 @@ class LinePattern(Protocol):
     whole_lines: bool
 
     def find(self, data: bytes, start: int, end: int) -> Span | None:
-        """Returns the next match within `data[start:end]` as (start, end). The surrounding text decides about `^`, `$`
-        and `\\b`."""
+        """Returns the next match within `data[start:end]` as (start, end). `^`, `$` and `\\b` take the surrounding text
+        into account."""
         ...
 
 
 class Match(NamedTuple):
-    """A match in the line number `line`, counted from 1. `byte` is its offset in the text, and `next` is where the next
-    match may begin. `column` is its place in the line in bytes, counted from 1. `text` is its line, or the piece of a
-    long line, in which it is at `start` to `end`."""
+    """A match in line number `line`, counted from 1. `byte` is its offset in the text, and `next` is the offset at
+    which the next match may begin. `column` is its position in the line, in bytes counted from 1. `text` is the line,
+    or a piece of a long line, and contains the match from `start` to `end`."""
 
     line: int
     column: int
@@ -58,8 +59,8 @@ class Match(NamedTuple):
 
 class Block(NamedTuple):
     """A part of a text: complete lines without the last line break, or a piece of a long line. `line` is the number of
-    its first line, counted from 0, `byte` its offset in the text, and `skipped` the number of bytes of that line before
-    it. The matches of a piece lie between `first` and `last`; the bytes around them are only context."""
+    its first line, counted from 0, `byte` is its offset in the text, and `skipped` is the number of bytes of that line
+    before it. Matches in a piece lie between `first` and `last`; the bytes around that range are only context."""
 
     line: int
     byte: int
@@ -69,8 +70,8 @@ class Block(NamedTuple):
     last: int
 
     def matches(self, pattern: LinePattern, at: int, *, spacing: int = 0) -> Iterator[Match]:
-        """Yields the matches that begin at the offset `at` of the text or later. If a line may have several, each
-        begins at least `spacing` bytes after the one before."""
+        """Yields the matches that begin at offset `at` in the text or later. If a line may have several matches, each
+        begins at least `spacing` bytes after the previous one."""
         data, place = self.data, max(self.first, at - self.byte)
         line, counted = self.line, 0
         while place <= self.last and (found := pattern.find(data, place, self.last)) is not None:
@@ -89,7 +90,7 @@ class Block(NamedTuple):
 
 
 def blocks(read: Callable[[int], bytes], size: int = BLOCK) -> Iterator[Block]:
-    """Yields the blocks of a text, which `read(size)` returns piece by piece."""
+    """Yields the blocks of a text that `read(size)` returns piece by piece."""
     line = byte = skipped = first = 0
     buffer = b""
     while data := read(size):
@@ -101,7 +102,7 @@ def blocks(read: Callable[[int], bytes], size: int = BLOCK) -> Iterator[Block]:
             byte += cut + 1
             buffer, skipped, first = buffer[cut + 1 :], 0, 0
         elif len(buffer) >= size:
-            # One byte on each side is context, so that the piece does not look like a line.
+            # One byte on each side is context, so that the piece does not look like a complete line.
             yield Block(line, byte, skipped, buffer, first, len(buffer) - 1)
             byte += len(buffer) - OVERLAP
             skipped += len(buffer) - OVERLAP
@@ -125,8 +126,8 @@ class Regex:
 
 
 class Words:
-    """Finds the lines that contain all of the words, each at the place of the first word. Case and accents are ignored;
-    a word that ends in * is a prefix."""
+    """Finds the lines that contain all of the words. The match is where the first of these words is. Case and accents
+    are ignored; a word that ends in * is a prefix."""
 
     whole_lines = True
 
@@ -134,7 +135,7 @@ class Words:
         self._first, *self._others = [_compiled(_word(word), captures=True) for word in words]
 
     def find(self, data: bytes, start: int, end: int) -> Span | None:
-        place = max(0, start - 4)  # so that the character before the word can be seen
+        place = max(0, start - 4)  # so that the character before the word is visible
         while place <= end and (found := self._first.search(data, place, end)) is not None:
             spot: Span = found.span(1)
             begins = data.rfind(b"\n", 0, spot[0]) + 1
@@ -159,11 +160,11 @@ _TOKEN = re.compile(
     r"\\Q.*?(?:\\E|\Z) | \\. | \[\^?\]?(?:\[:\^?\w+:\]|\\.|[^]\\])*\] | \(\?[a-zA-Z]*-[a-zA-Z]*m | \$",
     re.DOTALL | re.VERBOSE,
 )
-"""The parts of a pattern that matter here: quotations, escapes, classes, the option that ends `m`, and `$`."""
+"""The parts of a pattern that matter here: quotations, escapes, classes, the option that turns off `m`, and `$`."""
 
 
 def per_line(text: str, *, literal: bool = False) -> str:
-    """Returns the pattern with the `$` that it needs for lines. Raises `ToolFailed` if it looks beyond a line."""
+    """Returns the pattern with each `$` adapted to lines. Raises `ToolFailed` if the pattern looks beyond the line."""
     if not 0 < len(text) <= LONGEST:
         raise ToolFailed(f"The pattern must have 1 to {LONGEST} characters.")
     if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
@@ -194,11 +195,11 @@ def _compiled(pattern: str, *, literal: bool = False, ignore_case: bool = False,
     except re2.error as error:
         raise _refused(_complaint(error.args[0].decode("utf-8", "replace"))) from None
     finally:
-        re2.purge()  # it would keep the last patterns, each with up to 8 MB of its states
+        re2.purge()  # RE2 would keep the last patterns, each with up to 8 MB of states
 
 
 def _complaint(error: str) -> str:
-    """Returns the engine's message as the rest of a sentence."""
+    """Returns RE2's message as the rest of a sentence."""
     what, _, where = error.replace("(?m)", "", 1).replace(r"(?:\r?$)", "$").partition(": ")
     where = where[:80]
     if what == "invalid escape sequence":
@@ -230,8 +231,8 @@ def _word(word: str) -> str:
 
 
 def word_pattern(word: str) -> str:
-    """Returns a regular expression of Python that matches a word as the search index does: complete words only,
-    ignoring case and accents. A word that ends in * is a prefix. Matching takes linear time."""
+    """Returns a Python regular expression that matches a word as the search index does: only complete words, ignoring
+    case and accents. A word that ends in * is a prefix. Matching takes linear time."""
     end = "" if word.endswith("*") else r"(?![^\W_])"
     return rf"(?i)(?<![^\W_]){_letters(word)}{end}"
 

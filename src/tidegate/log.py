@@ -1,7 +1,7 @@
 """Logging with named values: `log.warning("a tool failed", tool=name, session=session)`.
 
 The message is a constant sentence and every value has a name, so log lines can be searched, counted and redacted by
-name. Records go through the standard library's `logging`, as do those of third-party libraries.
+these names. Records go through the standard library's `logging`, like those from third-party libraries.
 `tidegate.security.log_setup` configures the output once per process.
 """
 

@@ -1,4 +1,4 @@
-"""Sanitizes untrusted text for display.
+"""Sanitisation of untrusted text for display.
 
 The results of `strip_controls` and `escape_invisible` contain no control characters except newline and tab, and no
 characters that change the direction or order of the text around them. `strip_controls` removes such characters, which
@@ -14,7 +14,7 @@ _BREAKS = "\u2028\u2029"
 CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
 _CONTROL_IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}{_BREAKS}]")
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories of characters that are invisible, or that reverse or break the surrounding text."""
+"""Unicode categories of characters that are invisible, or that reverse or break up the surrounding text."""
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0d\uffa0\U000e0000-\U000e0fff]"
     "|(?<![\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]"

@@ -1,8 +1,8 @@
-"""The status of a gateway as frozen values with one JSON form.
+"""A gateway's status as frozen values with one JSON form.
 
 `GET /api/status`, the control socket and `tidegate status --json` return this form, and the metrics are read from the
-same values. Field names are public JSON keys. Each package provides its part of a report when the report is requested.
-No value refers to a live object. The module has no expensive imports, so the command line can decode a report quickly.
+same values. Field names are public JSON keys. Each package provides its part of the report on request. No value refers
+to a live object. This module has no expensive imports, so the command line can decode a report quickly.
 """
 
 from typing import Literal
@@ -13,7 +13,7 @@ from tidegate.values import Frozen
 
 
 class AgentModel(Frozen, frozen=True, omit_defaults=False):
-    """The model of an agent, without secrets."""
+    """An agent's model, without secrets."""
 
     agent: str
     setting: str
@@ -34,8 +34,8 @@ class AgentModel(Frozen, frozen=True, omit_defaults=False):
 
 
 class EngineStats(Frozen, frozen=True):
-    """The number of turns in this process by state, including those that have ended since its start, and the total run
-    time of the latter."""
+    """The number of turns in this process by state, including those that have ended since it started, and the total run
+    time of those that have ended."""
 
     running: int
     waiting: int
@@ -48,8 +48,8 @@ class EngineStats(Frozen, frozen=True):
 
 
 class ResidentStats(Frozen, frozen=True):
-    """Sessions in memory. `over_cap_mid_turn` counts the residents that exceed the cap and were kept because of a
-    running turn."""
+    """Sessions in memory. `over_cap_mid_turn` counts the residents beyond the cap that were kept because of a running
+    turn."""
 
     present: int
     residents: int
@@ -72,7 +72,8 @@ ServiceFault = Literal[
 
 
 class ServiceStatus(Frozen, frozen=True):
-    """A supervised service: its state, since when, how often it was connected again, and its last error."""
+    """A supervised service: its state and since when it has been in it, how often it was reconnected, and its last
+    error."""
 
     name: str
     state: ServiceState = "stopped"
@@ -83,7 +84,7 @@ class ServiceStatus(Frozen, frozen=True):
 
 
 class WorkspacesStatus(Frozen, frozen=True):
-    """The place where commands run, the way their limits are enforced, and the number of running commands."""
+    """Where commands run, how their limits are enforced, and how many commands are running."""
 
     backend: str
     problem: str
@@ -107,9 +108,8 @@ class AuditStats(Frozen, frozen=True):
 
 
 class BudgetView(Frozen, frozen=True, omit_defaults=False):
-    """A budget and the spending of one account. `money` is in dollars. `used` is the used share of the token limit or
-    of the money limit, whichever is higher. `opens` is the start of the next period, or null if the budget never
-    renews."""
+    """A budget and one account's spending. `money` is in dollars. `used` is the used share of the token limit or the
+    money limit, whichever is higher. `opens` is the start of the next period, or null if the budget never renews."""
 
     setting: str
     per: str
@@ -126,7 +126,7 @@ class BudgetView(Frozen, frozen=True, omit_defaults=False):
 
 class ModelStatus(Frozen, frozen=True, omit_defaults=False):
     """A configured model: its keys, its cooldown after a failure and the reason for it, the number of failed requests
-    by kind, and the number of times that a session fell back to it."""
+    by kind, and how often sessions have fallen back to it."""
 
     keys: int
     keys_resting: int
@@ -137,7 +137,7 @@ class ModelStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class ModelUsage(Frozen, frozen=True):
-    """Usage of one model since the process started. `cost` is in dollars."""
+    """One model's usage since the process started. `cost` is in dollars."""
 
     calls: int
     input: int
@@ -160,8 +160,8 @@ class VectorsStatus(Frozen, frozen=True):
 
 
 class SearchStatus(Frozen, frozen=True, omit_defaults=False):
-    """The approximate number of messages that no search finds yet, and of those that only the index of an earlier
-    format contains. Both decrease in the background. `vectors` is null without an embeddings model."""
+    """The approximate number of messages that searches do not find yet, and of messages that only the index in an
+    earlier format contains. Both decrease in the background. `vectors` is null without an embeddings model."""
 
     unindexed: int
     former: int
@@ -169,7 +169,7 @@ class SearchStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class SessionsStatus(Frozen, frozen=True):
-    """The part of the status that `Sessions` provides."""
+    """The part of the status provided by `Sessions`."""
 
     turns: EngineStats
     sessions: ResidentStats
@@ -178,9 +178,9 @@ class SessionsStatus(Frozen, frozen=True):
     audit: AuditStats
     search: SearchStatus
     context: dict[str, int]
-    """The number of requests that were reduced to fit a model's window, by method."""
+    """The number of requests reduced to fit a model's window, by method."""
     budgets: list[BudgetView]
-    """The budgets of the whole gateway. The first is limits.day_tokens."""
+    """The budgets for the whole gateway. The first is limits.day_tokens."""
     model_states: dict[str, ModelStatus]
     models: dict[str, ModelUsage]
 
@@ -219,8 +219,8 @@ class RecorderStatus(Frozen, frozen=True, tag_field="does", tag="records"):
 
 
 class ReplayerStatus(Frozen, frozen=True, tag_field="does", tag="replays"):
-    """A replay of recorded model traffic. `again` counts answers that were replayed more than once. `unknown` counts
-    requests that are not in the recording."""
+    """A replay of recorded model traffic. `again` counts answers replayed more than once. `unknown` counts requests
+    that are not in the recording."""
 
     file: str
     exchanges: int
@@ -230,7 +230,7 @@ class ReplayerStatus(Frozen, frozen=True, tag_field="does", tag="replays"):
 
 
 class MaintenanceStatus(Frozen, frozen=True):
-    """A maintenance task. `last` is the time in seconds since its last success. `error` is its latest failure since
+    """A maintenance task. `last` is the number of seconds since its last success. `error` is its latest failure since
     then."""
 
     name: str
@@ -262,7 +262,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class OwnerHolding(Frozen, frozen=True):
-    """The total holdings of one owner, with a breakdown by kind."""
+    """One owner's total holdings, with a breakdown by kind."""
 
     owner: str
     count: int
@@ -281,7 +281,7 @@ class PressureStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class MemoryStatus(Frozen, frozen=True, omit_defaults=False):
-    """The memory of the process as the kernel counts it, and the state of `MemoryPressure`."""
+    """The process's memory as counted by the kernel, and the state of `MemoryPressure`."""
 
     rss: int
     anonymous: int
@@ -294,7 +294,7 @@ class MemoryStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class MemoryBreakdown(MemoryStatus, frozen=True, omit_defaults=False):
-    """`MemoryStatus`, with a breakdown of the private memory by kind and by owner."""
+    """`MemoryStatus` with a breakdown of private memory by kind and owner."""
 
     private: int
     explained: float
@@ -308,8 +308,8 @@ class MemoryBreakdown(MemoryStatus, frozen=True, omit_defaults=False):
 
 
 class PluginStatus(Frozen, frozen=True, omit_defaults=False):
-    """A plug-in that the configuration uses. `state` is `running`, `failed` or `not running`; `fault` is its last error
-    with file and line."""
+    """A plug-in that the configuration uses. `state` is `running`, `failed` or `not running`; `fault` is the last error
+    with its file and line."""
 
     name: str
     kind: str
@@ -319,8 +319,8 @@ class PluginStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class StatusReport(Frozen, frozen=True, omit_defaults=False):
-    """The status of a gateway as the command line reads it: `GatewayStatus` without the fields of the store and the
-    model clients. In JSON, the fields of `SessionsStatus` are at the top level."""
+    """A gateway's status as read by the command line: `GatewayStatus` without the fields for the store and the model
+    clients. In JSON, the fields of `SessionsStatus` are at the top level."""
 
     version: str
     pid: int
@@ -340,11 +340,11 @@ class StatusReport(Frozen, frozen=True, omit_defaults=False):
     model_states: dict[str, ModelStatus]
     models: dict[str, ModelUsage]
     census: dict[str, int]
-    """Counts that must return to their initial values once all sessions are gone."""
+    """Counts that must return to their initial values once no session is left."""
     health: Readiness
     connections: ConnectionStats
     tape: RecorderStatus | ReplayerStatus | None
     plugins: list[PluginStatus]
     chores: list[MaintenanceStatus]
     memory: MemoryStatus
-    """The memory of the process; a `MemoryBreakdown` if the request asked for one."""
+    """The process's memory; a `MemoryBreakdown` if one was requested."""

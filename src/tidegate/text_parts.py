@@ -1,12 +1,12 @@
-"""Parts of a text in UTF-8, measured in bytes: pages of lines, and excerpts that split no character.
+"""Parts of UTF-8 text, measured in bytes: pages of lines, and excerpts that never split a character.
 
-Bytes that are not UTF-8 are accepted anywhere. Pure functions, in time proportional to the part. The module is also
-sent to other machines.
+Bytes that are not UTF-8 are accepted everywhere. All functions are pure, and take time proportional to the length of
+the part. This module is also sent to other machines.
 """
 
 
 def char_start(data: bytes | bytearray, place: int) -> int:
-    """Returns `place` or, if that is within a character, where the character begins."""
+    """Returns `place` or, if it is within a character, the position where that character begins."""
     for back in range(4):
         if place - back <= 0 or place - back >= len(data) or data[place - back] & 0xC0 != 0x80:
             return place - back
@@ -23,7 +23,7 @@ def after_lines(data: bytes, count: int) -> int:
 
 def page_end(data: bytes | bytearray, lines: int, max_bytes: int) -> tuple[int, int]:
     """Returns the end of the page at the beginning of `data`, and its number of lines. A page consists of complete
-    lines, of which the last may end with the text, or of the beginning of one line that is longer than a page."""
+    lines, the last of which may end with the text, or of the beginning of one line that is longer than a page."""
     end = count = 0
     while count < lines and end < len(data):
         following = data.find(b"\n", end) + 1 or len(data)

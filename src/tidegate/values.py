@@ -1,7 +1,7 @@
-"""Frozen values that cross packages: messages, calls, events, outcomes, ids.
+"""Frozen values that are passed between packages: messages, calls, events, outcomes, ids.
 
-All values are immutable and have exactly one JSON form (the field order is fixed), so that stored, compared and sent
-values are the same bytes. No value refers to a live object.
+All values are immutable and have exactly one JSON form (the field order is fixed), so a value always has the same
+bytes, whether it is stored, compared or sent. No value refers to a live object.
 """
 
 import os
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Frozen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Base class of values: immutable, with defaults left out of the JSON form."""
+    """Base class for values, which are immutable and omit defaults from the JSON form."""
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ def new_id(prefix: str) -> str:
 Role = Literal["system", "user", "assistant", "tool"]
 
 BILLION = 1_000_000_000
-"""Money is counted in billionths of a dollar, because one token of a cheap model costs only a few dozen of these
+"""Money is counted in billionths of a dollar, since one token from a cheap model costs only a few dozen of these
 units."""
 
 
@@ -80,7 +80,7 @@ class ToolCall(Frozen, frozen=True):
 
 
 PDF = "application/pdf"
-"""The only supported kind of document."""
+"""The only supported document type."""
 
 
 def media_kind(media_type: str) -> str:
@@ -91,12 +91,12 @@ def media_kind(media_type: str) -> str:
 
 
 class Media(Frozen, frozen=True):
-    """A picture, an audio clip or a document, as it is sent to a model. Small media are in `data`; larger media are in
-    the session's spool under the id `spooled` and are loaded only while a request is written.
+    """A picture, an audio clip or a document, as sent to a model. Small media are in `data`; larger media are in the
+    session's spool under the id `spooled` and are loaded only while a request is being written.
 
     `note` describes how the media were changed, such as by scaling. Pictures have a `width` and a `height`. Audio clips
-    have `seconds` if the duration is known. Documents have a `size` in bytes, and the `name` of their file if the
-    sender gave one."""
+    have `seconds` if the duration is known. Documents have a `size` in bytes, and a file `name` if the sender specified
+    one."""
 
     media_type: str
     data: bytes = b""
@@ -140,9 +140,9 @@ class Media(Frozen, frozen=True):
 
 
 class OpaqueItem(Frozen, frozen=True):
-    """An item of a model's answer that is not text but must be sent back verbatim, such as signed or encrypted
+    """An item in a model's answer that is not text but must be sent back verbatim, such as signed or encrypted
     reasoning or a mark on a call. `text` and `calls` give its position: the number of characters of text and the number
-    of calls that precede it. Only the wire format that received the item can interpret it."""
+    of calls that precede it. Only the wire format in which the item was received can interpret it."""
 
     item: msgspec.Raw
     text: int = 0
@@ -150,16 +150,16 @@ class OpaqueItem(Frozen, frozen=True):
 
 
 class Message(Frozen, frozen=True):
-    """One row of a transcript, in the neutral format from which every wire format is encoded.
+    """One row of a transcript, in a neutral format from which every wire format is encoded.
 
-    `aside` is text that the gateway added to this message, such as a notice or a reminder. It was sent with the message
-    and stays part of it. `finish` and `usage` are set on a model's answers: finish is stop | length | tool_calls |
-    content_filter | stopped (a person stopped it) | error. User messages and tool results may have `media`. `carried`
-    items are sent back only to the model that produced them (`model`), in the same wire format (`carrier`), and after
-    the same frozen prefix (`bound`). `logprobs` is a JSON list with an entry for each token of an answer, if the caller
-    requested it. `interrupted` marks the result of a tool call that began and did not finish; its text says whether its
-    effect is unknown. `unanswered` marks a user message that no turn answered and that entered the transcript only
-    because the session ended.
+    `aside` is text that the gateway has added to this message, such as a notice or reminder. It was sent with the
+    message and remains part of it. `finish` and `usage` are set on a model's answers: finish is stop | length |
+    tool_calls | content_filter | stopped (a person stopped it) | error. User messages and tool results may have
+    `media`. `carried` items are sent back only to the model that produced them (`model`), in the same wire format
+    (`carrier`), and after the same frozen prefix (`bound`). `logprobs` is a JSON list with an entry for each token of
+    an answer, if the caller requested it. `interrupted` marks the result of a tool call that was started but did not
+    finish; its text says whether its effect is unknown. `unanswered` marks a user message that no turn has answered and
+    that was added to the transcript only because the session ended.
     """
 
     role: Role
@@ -181,7 +181,7 @@ class Message(Frozen, frozen=True):
     unanswered: bool = False
 
     def without_bytes(self) -> "Message":
-        """Returns the message without the bytes of its media, which can be fetched separately."""
+        """Returns the message without its media's bytes, which can be fetched separately."""
         if not any(media.data for media in self.media):
             return self
         emptied = tuple(msgspec.structs.replace(media, data=b"") for media in self.media)
@@ -189,7 +189,7 @@ class Message(Frozen, frozen=True):
 
 
 class ToolDefinition(Frozen, frozen=True):
-    """The description of a tool for a model. `parameters` is a JSON schema, already encoded and therefore immutable.
+    """A tool's description for a model. `parameters` is a JSON schema, already encoded and therefore immutable.
     `strict` asks the provider to enforce the schema."""
 
     name: str
@@ -199,9 +199,9 @@ class ToolDefinition(Frozen, frozen=True):
 
 
 class Prefix(Frozen, frozen=True):
-    """The system prompt and the tool list of a session, frozen when the session starts and stored with it. `parts`
-    describes the prompt: the name and the length in characters of each part, in order. `caller_tools` are run by the
-    caller; with `caller_only` they replace the agent's own tools, otherwise they follow them."""
+    """A session's system prompt and tool list, frozen when the session starts and stored with it. `parts` describes the
+    prompt: the name and length (in characters) of each part, in order. `caller_tools` are run by the caller; with
+    `caller_only` they replace the agent's own tools, otherwise they follow them."""
 
     prompt: str
     tools: tuple[ToolDefinition, ...] = ()
@@ -245,7 +245,7 @@ Reasoning = Literal["off", "minimal", "low", "medium", "high", "max"]
 
 
 class CallerTools(Frozen, frozen=True):
-    """The tools in one request that the caller runs itself. `digest` identifies the set. `definitions` are dropped from
+    """The tools in a request that the caller runs itself. `digest` identifies the set. `definitions` are dropped from
     the stored call once they are frozen with the session's prefix. `only` hides the agent's own tools. If `definitions`
     is empty, `digest` refers to the set that the session already has."""
 
@@ -255,7 +255,7 @@ class CallerTools(Frozen, frozen=True):
 
 
 class Call(Frozen, frozen=True):
-    """The parameters of one request. They apply only to the turn that the request starts."""
+    """A request's parameters. They apply only to the turn that the request starts."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -269,7 +269,7 @@ class Call(Frozen, frozen=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, int | float] | None = None
     top_logprobs: int | None = None
-    """The number of alternatives to return for each token; None if no log probabilities are requested."""
+    """The number of alternatives to return for each token, or None if no log probabilities are requested."""
     parallel_tool_calls: bool | None = None
     service_tier: str | None = None
     verbosity: str | None = None
@@ -279,8 +279,8 @@ class Call(Frozen, frozen=True):
     caller_tools: CallerTools | None = None
     tool_choice: bytes = b""
     response_format: bytes = b""
-    """`tool_choice` and `response_format` contain the caller's JSON verbatim; each is empty if the caller did not set
-    it."""
+    """`tool_choice` and `response_format` contain the caller's JSON verbatim, or nothing if the caller did not set
+    them."""
     attended: bool | None = None
     """True if a person is present who can answer questions; None means that the channel decides."""
 
@@ -318,21 +318,22 @@ class Call(Frozen, frozen=True):
 
 
 IDEMPOTENCY = "idempotency"
-"""Source of a receipt: an idempotency key that the caller chose."""
+"""The source of receipts for idempotency keys chosen by callers."""
 
 DELEGATED = "delegated"
-"""Source of a receipt: the step of a turn that delegated a task. It ensures that the task is delegated only once."""
+"""The source of receipts for delegated tasks, whose key is the step that delegated the task. They ensure that a task is
+delegated only once."""
 
 RETRY_MARK, RETRY = "retry-mark", "retry"
-"""Sources of receipts for official clients that retry automatically without a key. Each first attempt leaves a mark,
+"""Sources of receipts for official clients, which retry automatically without a key. Each first attempt leaves a mark,
 and only requests that declare themselves to be retries are matched against the marks."""
 
 
 class Receipt(Frozen, frozen=True):
-    """An external identity of a message, which makes a repeated delivery recognisable.
+    """An external identity of a message, used to recognise repeated deliveries.
 
-    `source` is one of the constants above, or `channel:<name>` for a platform's message id. `digest` is the digest of
-    the body. `keep` is the number of seconds for which the receipt is kept.
+    `source` is one of the constants above, or `channel:<name>` for a platform's message id. `digest` is the body's
+    digest. `keep` is the number of seconds for which the receipt is kept.
     """
 
     source: str
@@ -355,8 +356,8 @@ class Attachment(Frozen, frozen=True):
 
 class Inbound(Frozen, frozen=True):
     """An incoming message. `name` is a conversation name chosen by the caller, and `session` is the id of an existing
-    session. If either is set, `messages` contains the one new user message. If neither is set, the session is ephemeral
-    and `messages` is the complete conversation."""
+    session. If either is set, `messages` contains only the new user message. If neither is set, the session is
+    ephemeral and `messages` is the entire conversation."""
 
     principal: str
     channel: str
@@ -370,13 +371,13 @@ class Inbound(Frozen, frozen=True):
     on_disconnect: OnDisconnect | None = None
     receipts: tuple[Receipt, ...] = ()
     job: str = ""
-    """The name of the job that the message's tokens are charged to."""
+    """The name of the job to which the message's tokens are charged."""
     within: str = ""
     """The turn that delegated this message as a task, if an agent did."""
     depth: int = 0
     """The delegation depth."""
     attachments: tuple[Attachment, ...] = ()
-    """Files that become media of the messages when they are accepted."""
+    """Files that become part of the messages as media when they are accepted."""
     new: bool = False
     """True if the message starts a new conversation that will be addressed by its id, as the web page and the terminal
     do."""
@@ -392,7 +393,7 @@ class ToolsNote(Frozen, frozen=True):
 
 
 class Acceptance(Frozen, frozen=True):
-    """The acknowledgement that a message has been stored durably. `how` says what happens to the message next."""
+    """The acknowledgement that a message has been stored durably. `how` says what will happen to the message."""
 
     turn: str
     session: str
@@ -420,7 +421,7 @@ class TextReset(Frozen, frozen=True, tag="text_reset"):
 
 
 class MessageAdded(Frozen, frozen=True, tag="message"):
-    """A row was committed to the transcript; `seq` is its position."""
+    """A row was committed to the transcript. `seq` is its position."""
 
     seq: int
     message: Message
@@ -433,7 +434,7 @@ class ToolStarted(Frozen, frozen=True, tag="tool_started"):
 
 
 class ToolProgress(Frozen, frozen=True, tag="tool_progress"):
-    """New output of a running tool since the last such event; it is not stored."""
+    """New output from a running tool since the last such event. It is not stored."""
 
     call_id: str
     name: str
@@ -448,7 +449,7 @@ class ToolEnded(Frozen, frozen=True, tag="tool_ended"):
     media: tuple[str, ...] = ()
     """Descriptions of the pictures, audio clips and documents in the result."""
     interrupted: bool = False
-    """True if the call began and did not finish."""
+    """True if the call was started but did not finish."""
 
 
 class Notice(Frozen, frozen=True, tag="notice"):
@@ -457,11 +458,22 @@ class Notice(Frozen, frozen=True, tag="notice"):
     text: str
 
 
+ApprovalScope = Literal["call", "conversation", "always"]
+"""What an approval applies to: only its call, the rest of the conversation, or all conversations of the same person."""
+
+
+class ScopeChoice(Frozen, frozen=True):
+    """A scope with which an approval can be given. `allows` states what is then allowed, in one sentence."""
+
+    scope: ApprovalScope
+    allows: str
+
+
 class QuestionAsked(Frozen, frozen=True, tag="asked"):
-    """The turn waits for a person to approve one exact action or to answer a question. Clients that connect later
-    receive the question again, under the same id. The question is closed at the latest when the turn ends. Followers of
-    a turn also receive the questions of its delegated tasks; `turn` is then the turn of the task, and `agent` is the
-    agent that works on the task."""
+    """The turn is waiting for a person to approve an exact action or to answer a question. Clients that connect later
+    receive the question again, with the same id. The question is closed when the turn ends, if not before. Followers of
+    a turn also receive the questions asked by its delegated tasks; `turn` is then the task's turn, and `agent` is the
+    agent that is working on the task."""
 
     id: str
     turn: str
@@ -472,7 +484,9 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
     expires: float | None = None
     agent: str = ""
     for_owner: bool = False
-    """True if only the owner of the gateway may answer."""
+    """True if only the gateway's owner may answer."""
+    scopes: tuple[ScopeChoice, ...] = ()
+    """The scopes with which whoever may answer can approve the action; empty for a question."""
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):
@@ -495,18 +509,18 @@ class Failure(Frozen, frozen=True):
     code: str = "internal"
     status: int = 500
     param: str | None = None
-    """The faulty field of the request, if there is one."""
+    """The faulty field in the request, if there is one."""
     retry: bool = False
     final: bool = False
     """True if clients should not retry automatically, because a retry would not help or the gateway has already
     retried."""
     retry_after: float | None = None
-    """Seconds after which a retry makes sense, if the model's endpoint specified this."""
+    """Seconds after which a retry makes sense, if specified by the model's endpoint."""
 
 
 class Outcome(Frozen, frozen=True):
-    """The outcome of a turn. It is the same value whether it is live, read from the store, or replayed for an
-    idempotency key."""
+    """A turn's outcome. It is the same value whether it comes from a live turn, is read from the store, or is replayed
+    for an idempotency key."""
 
     turn: str
     session: str
@@ -545,11 +559,11 @@ Event = (
 
 
 NO_LANGUAGE = "none"
-"""The language of an index in which every form of a word is different."""
+"""The language setting of an index in which every form of a word is different."""
 LANGUAGES = (
     NO_LANGUAGE, "english", "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "esperanto",
     "estonian", "finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian",
     "lithuanian", "nepali", "norwegian", "persian", "polish", "portuguese", "romanian", "russian", "serbian",
     "spanish", "swedish", "tamil", "turkish", "yiddish",
 )  # fmt: skip
-"""Languages of the search index. Stores contain the positions in this list, so new languages are appended."""
+"""Languages of the search index. Stores contain positions in this list, so new languages must be appended."""

@@ -156,7 +156,7 @@ async def test_if_the_disk_refuses_nothing_is_cached_and_nothing_fails() -> None
         await cache.keep("s_1", STATE, history(1))
         await cache.keep("s_1", STATE, history(1))
     assert await cache.find("s_1", b"one", 7) is None
-    assert [line["event"] for line in lines] == ["cannot cache the history of a conversation"]
+    assert [line["event"] for line in lines] == ["cannot cache a conversation's history"]
 
 
 async def test_a_closed_cache_keeps_and_finds_nothing(cache: HistoryCache, files: Files) -> None:

@@ -197,6 +197,100 @@ def test_approvals_are_listed_and_answered_from_outside(careful: GatewayProcess)
     assert "not now" in answer_of(careful, approval["turn"]) and "red" in answer_of(careful, question["turn"])
 
 
+def test_an_approval_for_the_conversation_or_for_good_is_given_at_the_terminal(careful: GatewayProcess) -> None:
+    """S29, X14: the question states what each allows; nobody is asked again, and an approval for all conversations
+    takes a whole word."""
+    with at_terminal(careful.home, "--new") as (terminal, process):
+        terminal.until("> ")
+        terminal.type(f"{CLOCK}\r")
+        shown = " ".join(terminal.until("denies \\? ").split())
+        assert "Europe/Paris c: The agent main may call clock with any arguments in this conversation" in shown
+        assert "always: The agent main may call clock with any arguments in every conversation of owner" in shown
+        assert "y approves this call, c for this conversation, always for all, n" in shown
+        terminal.type("a\r")
+        terminal.until("Not understood")
+        terminal.until("denies \\? ")
+        terminal.type("c\r")
+        for _ in range(2):
+            terminal.until("The clock says")
+            terminal.until("> ")
+            terminal.type(f"{CLOCK}\r")
+        terminal.until("The clock says")
+        terminal.until("> ")
+        terminal.type("/new\r")
+        terminal.until("> ")
+        terminal.type(f"{CLOCK}\r")
+        terminal.until("denies \\? ")
+        terminal.type("always\r")
+        terminal.until("The clock says")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+    run = tidegate("approvals", "rules", home=careful.home)
+    assert "given by owner" in run.stdout and "in every conversation of owner" in run.stdout
+    [rule] = json.loads(tidegate("approvals", "rules", "--json", home=careful.home).stdout)
+    assert rule["id"] in run.stdout and rule["conversation"] is None
+    removed = tidegate("approvals", "rules", "remove", rule["id"], home=careful.home)
+    assert (removed.returncode, removed.stdout) == (0, "Removed 1 stored approval.\n")
+    assert tidegate("approvals", "rules", home=careful.home).stdout == "No approval is stored.\n"
+    for id in (rule["id"], "a/b"):
+        missing = tidegate("approvals", "rules", "remove", id, home=careful.home)
+        assert missing.returncode == 1 and "approvals rules" in missing.stderr
+
+
+def test_an_approval_for_more_than_the_call_is_given_from_a_shell_and_by_command(careful: GatewayProcess) -> None:
+    """S29: the reply of the command repeats what it allows."""
+    question = begin(careful, CLOCK)
+    listed = tidegate("approvals", "list", home=careful.home).stdout
+    assert "\n  approve conversation: The agent main may call clock" in listed
+    given = tidegate("approvals", "answer", question["id"], "approve", "conversation", "--json", home=careful.home)
+    assert json.loads(given.stdout)["scope"] == "conversation"
+    answer_of(careful, question["turn"])
+    only = tidegate("approvals", "rules", "--session", question["session"], "--json", home=careful.home)
+    assert [rule["uses"] for rule in json.loads(only.stdout)] == [0]
+    other = begin(careful, CLOCK)
+    said = {"text": f"/approve {other['id']} always", "session": other["session"]}
+    reply = careful.call("POST", "/api/messages", said)["reply"]["text"]
+    assert reply.startswith("Approved: clock zone: Europe/Paris\nThe agent main may call clock") and "every" in reply
+    answer_of(careful, other["turn"])
+    rules = json.loads(tidegate("approvals", "rules", "--json", home=careful.home).stdout)
+    ids = [rule["id"] for rule in rules]
+    removed = tidegate("approvals", "rules", "remove", *ids, "--json", home=careful.home)
+    assert json.loads(removed.stdout) == {"removed": 2}
+
+
+def test_an_argument_cannot_imitate_what_an_approval_allows(careful: GatewayProcess) -> None:
+    """X14: the lines of the action are indented further than those of the gateway."""
+    forged = {"zone": "Europe/Paris", "approve conversation": "Nothing else.", "c": "Nothing else."}
+    question = begin(careful, f"call clock {json.dumps(forged)}")
+    listed = tidegate("approvals", "list", home=careful.home).stdout
+    lines = [line for line in listed.splitlines() if "Nothing else" in line or "approve conversation:" in line]
+    assert [len(line) - len(line.lstrip()) for line in lines] == [4, 4, 2]
+    with at_terminal(careful.home, "--session", question["session"]) as (terminal, process):
+        shown = terminal.until("denies \\? ")
+        assert re.findall(r"^( *)c: (\w+)", shown.replace("\r", ""), re.MULTILINE) == [("    ", "Nothing"), ("", "The")]
+        terminal.type("n\r")
+        terminal.until("> ")
+        assert terminal.leave(process) == 0
+
+
+def test_a_kill_after_the_answer_loses_neither_the_answer_nor_what_it_allows(tmp_path: Path) -> None:
+    """S31, F4: the next process runs the approved call, and asks no more."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "tidegate.toml").write_text(CAREFUL)
+    with gateway(home) as first:
+        question = begin(first, CLOCK)
+        first.call("POST", f"/api/approvals/{question['id']}", {"decision": "approved", "scope": "always"})
+        first.signal(signal.SIGKILL)
+        first.wait()
+    with gateway(home) as second:
+        assert "The clock says" in answer_of(second, question["turn"])
+        sent = second.call("POST", "/api/messages", {"text": CLOCK, "attended": False})
+        assert "Europe/Paris" in answer_of(second, sent["turn"])
+        [rule] = second.call("GET", "/api/approval-rules")["rules"]
+        assert rule["uses"] == 1
+
+
 def test_nobody_is_asked_in_a_pipe(careful: GatewayProcess) -> None:
     """X11: an action that needs approval is not run, and the script does not hang."""
     run = tidegate("chat", home=careful.home, input=f"{CLOCK}\n{QUESTION}\n")

@@ -132,7 +132,7 @@ def test_without_the_extra_package_the_terminal_uses_readline(running: GatewayPr
         terminal.type(CTRL_C)
         terminal.until("stopped")
         terminal.until("> ")
-        terminal.press(CTRL_C, "Ctrl-D leaves")
+        terminal.press(CTRL_C, "Ctrl-D exits")
         terminal.until("> ")
         assert terminal.leave(process) == 0
     session = running.call("GET", "/api/sessions?limit=1")["sessions"][0]["id"]
@@ -282,7 +282,7 @@ def test_a_paste_of_several_lines_is_one_message_and_one_entry_of_the_history(
     (running.home / "chat-history").unlink(missing_ok=True)
     for keys in (PASTE.format("say first\nsecond\nthird"), ARROW_UP):
         with at_terminal(running.home, "--new", TERM="xterm", PYTHONPATH=path) as (terminal, process):
-            terminal.until("Ctrl-D leaves[^>]*>")
+            terminal.until("Ctrl-D exits[^>]*>")
             terminal.type(keys)
             terminal.until("third")
             terminal.type("\r")

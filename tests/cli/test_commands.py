@@ -310,7 +310,7 @@ def test_commands_in_hints_can_be_copied(nobody: Path) -> None:
     with gateway(nobody) as running:
         running.until("Ctrl-C stops")
         assert running.link == next(line for line in running.said if "#code=" in line).removeprefix("chat ")
-        again = f"`tidegate status --link --home {nobody}` gives another."
+        again = f"`tidegate status --link --home {nobody}` prints a new one."
         [told] = [line for line in running.said if line.endswith(again)]
         assert re.fullmatch(r"The link works once, until \d\d:\d\d; ", told.removesuffix(again))
         refused = tidegate("up", "--port", "0", home=nobody).stderr
@@ -333,7 +333,9 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_gateway(running: GatewayP
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
     assert str(running.pid) in findings["gateway"]["text"]
     assert "by the running gateway" in findings["database"]["text"]
-    assert "limits are determined with the first command" in findings["commands"]["text"]  # nobody has used any yet
+    assert (
+        "limits are determined when the first command runs" in findings["commands"]["text"]
+    )  # nobody has used any yet
     assert running.say("say well") != ""
 
 

@@ -67,10 +67,10 @@ async def test_the_provider_of_the_page_is_one(tmp_path: Path) -> None:
     async with Scope("process") as scope:
         plugins, _ = await open_test_plugins(read(PROVIDER_SETTINGS, tmp_path), scope)
         (plugin,) = plugins.of_kind("memory")
-        await _check_provider(plugin.object)
+        await check_provider(plugin.object)
 
 
-async def _check_provider(provider: MemoryProvider) -> None:
+async def check_provider(provider: MemoryProvider) -> None:
     draft = Draft(about="person", whose="p_anna", text="likes tea", author="p_anna", by="anna", source="person")
     note = await provider.remember(draft)
     assert await provider.part("main", "p_anna") == "- 1 (anna): likes tea"
@@ -83,8 +83,8 @@ async def _check_provider(provider: MemoryProvider) -> None:
 @pytest.mark.parametrize(
     ("says", "number"),
     [
-        (r"at most ([\d,]+) bytes with a number", notes.NOTE_BYTES),
-        (r"agent, (\d+) notes and", notes.NOTES_KEPT),
+        (r"at most ([\d,]+) bytes, with a number", notes.NOTE_BYTES),
+        (r"Up to (\d+) notes, with", notes.NOTES_KEPT),
     ],
 )
 def test_its_numbers_are_right(says: str, number: int) -> None:
@@ -94,7 +94,11 @@ def test_its_numbers_are_right(says: str, number: int) -> None:
 
 def test_its_words_for_numbers_are_right_too(tmp_path: Path) -> None:
     assert (LEAST_SAID, MOST_EXTRACTED, TRIES) == (3, 8, 3)
-    assert "least three messages" in WORDS and "at most eight notes" in WORDS and "up to three times in all" in WORDS
+    assert (
+        "least three of your messages" in WORDS
+        and "at most eight notes" in WORDS
+        and "up to three attempts in total" in WORDS
+    )
     assert (WAIT_SECONDS, REST_SECONDS) == (5.0, 30.0)
     assert "longer than five seconds" in WORDS and "not used for half a minute" in WORDS
     for name in re.findall(r"`memory\.(\w+)`", PAGE):

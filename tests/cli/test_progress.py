@@ -49,7 +49,7 @@ async def test_progress_is_shown_as_it_arrives_up_to_a_limit(home: Path, model: 
                 terminal.type(f"{text}\r")
                 assert "\x1b[2J" not in await until(r"10 %\s+20 %\s+\[2Jlinking")
                 goes_on.set()
-                shown = await until("further output of this call is not shown")
+                shown = await until("further output from this call is not shown")
                 assert 3000 < len(re.findall("x", shown)) <= 4000
                 await until(r"done\s")
                 await until("> ")

@@ -32,8 +32,8 @@ def test_a_user_who_follows_a_turn_sees_its_tasks_and_their_questions(running: G
         assert f"an approval in owner's conversation {question['conversation']}" in listed
         assert "1 waiting for a person, 1 waiting for other agents" in tidegate("status", home=running.home).stdout
         terminal.type("y\r")
-        went_on = terminal.until("delegate gave me this:\\s+The answer of the agent 'helper':\\s+The clock says")
-        assert "[helper] works on the task" in shown + went_on and "[helper] clock" in shown + went_on
+        went_on = terminal.until("delegate gave me this:\\s+The answer from agent 'helper':\\s+The clock says")
+        assert "[helper] is working on the task" in shown + went_on and "[helper] clock" in shown + went_on
         terminal.until("> ")
         assert terminal.leave(process) == 0
 

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from tidegate.cli.commands.usage import fill_gaps, print_usage, spending
 from tidegate.cli.output import bar
-from tidegate.cli.usage import fill_gaps, print_usage, spending
 from tidegate.status_report import BudgetView
 
 
@@ -26,7 +26,7 @@ def test_the_numbers_of_a_table_line_up(capsys: pytest.CaptureFixture[str]) -> N
         "2026-11-02      0       0       0            0  $0.00",
         "2026-11-03     12  10,000   2,500  25%     200  $1.00  ████████████████████████",
         "total          13  10,010   2,500  25%     202  $1.50",
-        "Estimated for 3 of 13 calls, whose tokens the provider did not count.",
+        "Estimated for 3 of 13 calls, since the provider did not count their tokens.",
     ]
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.core import ANNA, BERT, Core
-from tests.effects import EffectRecord, ask, asked, asking, results
+from tests.core import ANNA, BERT, OWNER, Core
+from tests.effects import EffectRecord, ask, asked, asking, configured, results
 from tidegate.commands import CommandReply, build
-from tidegate.errors import Conflict, NotFound, Refused
+from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.security import Principal
 
 pytestmark = pytest.mark.anyio
@@ -39,6 +39,46 @@ async def test_approve_continues_the_waiting_turn(home: Path, model: ScriptedMod
         with pytest.raises(Conflict, match="it was approved"):
             await run(gateway, f"/deny {question.id}", session)
         assert question.id not in (await run(gateway, "/status", session)).text
+
+
+async def test_approve_accepts_how_far_the_approval_reaches(home: Path, model: ScriptedModel) -> None:
+    """S29, X14: with and without an id; the reply says what is allowed from now on, and no other word is accepted."""
+    deeds = EffectRecord()
+    async with asking(home, model, deeds) as gateway:
+        turn, [question] = await ask(gateway)
+        session = await session_of(gateway, turn)
+        for words in ("conversations", "conversation now", "for good"):
+            with pytest.raises(Refused, match=r"conversation or /approve .* always"):
+                await run(gateway, f"/approve {words}", session)
+        with pytest.raises(NotAllowed, match="for all conversations"):
+            await run(gateway, f"/approve {question.id} always", session)
+        reply = await run(gateway, "/approve conversation", session)
+        assert reply.text == f"Approved: push what: a\n{question.scopes[1].allows}"
+        assert (await gateway.answered(turn)).text == "done"
+        assert (await gateway.say('[tool push {"what": "b"}] [say done]', channel="page")).text == "done"
+        assert deeds.done == ["a", "b"]
+
+
+async def test_rules_lists_and_removes_what_is_stored(home: Path, model: ScriptedModel) -> None:
+    """X06, X14: only what applies in the user's own conversations, also for the owner."""
+    deeds = EffectRecord()
+    async with asking(home, model, deeds, config=configured(model, rules=("ask build",))) as gateway:
+        assert (await run(gateway, "/rules", None)).text == "No approval is stored for your conversations."
+        turn, [question] = await ask(gateway, '[tool build {"what": "b"}] [say done]')
+        session = await session_of(gateway, turn)
+        await run(gateway, "/approve conversation", session)
+        await gateway.answered(turn)
+        listed = (await run(gateway, "/rules", session)).text
+        id = listed.split()[0]
+        assert listed == f"{id}  {question.scopes[1].allows}\n    build what: b"
+        assert "No approval" in (await run(gateway, "/rules", None, OWNER)).text
+        for words in ("remove", "remove ", "forget x", id):
+            with pytest.raises(Refused, match="/rules remove ID"):
+                await run(gateway, f"/rules {words}", session)
+        with pytest.raises(NotFound, match="no stored approval"):
+            await run(gateway, f"/rules remove {id}", None, BERT)
+        await run(gateway, f"/rules remove {id}", session)
+        assert "No approval" in (await run(gateway, "/rules", session)).text
 
 
 async def test_deny_accepts_a_reason_with_and_without_an_id(home: Path, model: ScriptedModel) -> None:

@@ -180,6 +180,7 @@ async def test_help_is_made_from_the_registry(home: Path, model: ScriptedModel) 
             "approve",
             "deny",
             "answer",
+            "rules",
             "skills",
             "memory",
             "context",

@@ -76,7 +76,7 @@ async def test_status_shows_the_source_precedence_and_expiry_of_settings(home: P
         await run(gateway, "/reasoning low", first.session)
         status = (await run(gateway, "/status", first.session)).text
         assert "model         other (chosen with /model, until " in status and "(in 1.5 hours))" in status
-        assert "it overrides the agent's own, main; /model default goes back" in status
+        assert "it overrides the agent's own, main; /model default resets it" in status
         assert "reasoning     low (chosen with /reasoning, until the conversation ends)" in status
         assert "it overrides the model's own, and is overridden by the reasoning of a call;\n" in status
         assert "(in 1.5 hours)" in (await run(gateway, "/model", first.session)).text

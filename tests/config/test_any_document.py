@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.project.quick import example_count
 from tidegate.config import Config, load, read, show
-from tidegate.config.settings import NAMED, SINGLE, settings_of
+from tidegate.config.settings import NAMED, SINGLE
+from tidegate.config.tables.declarations import settings_of
 from tidegate.errors import Misconfigured
 
 HOME = Path("/srv/gate")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tidegate.config import Config, example, read, show
-from tidegate.config.settings import NAMED, SINGLE, settings_of
+from tidegate.config.settings import NAMED, SINGLE
+from tidegate.config.tables.declarations import settings_of
 from tools import generate
 
 HOME = Path("/srv/gate")

@@ -137,7 +137,7 @@ def test_after_a_kill_at_any_point_the_turn_continues_and_no_task_is_done_twice(
         outcome = over(running, say(running))
         assert outcome["state"] == "answered", outcome
         answer = running.call("GET", f"/api/sessions/{outcome['session']}/messages")["messages"][-1]["message"]["text"]
-        assert answer.count("The answer of the agent") == 2, answer
+        assert answer.count("The answer from agent") == 2, answer
         acted = point == "when the innermost is about to act"
         assert ("effect is unknown" in answer) == (acted or point == "when the innermost has acted"), answer
         assert running.call("GET", "/api/status")["census"]["turns_delegating"] == 0
@@ -151,18 +151,21 @@ def test_after_a_kill_at_any_point_the_turn_continues_and_no_task_is_done_twice(
     assert list((home / "workspaces").glob("*")) == [] and list((home / "spool").glob("s_*")) == []
 
 
-def test_a_turn_that_does_not_continue_ends_its_tasks(home: Path, tmp_path: Path) -> None:
-    """F4, S17: both end, and nothing is left."""
+def test_a_task_that_is_not_resumed_is_reported_to_the_turn_that_waits_for_it(home: Path, tmp_path: Path) -> None:
+    """F4, S17: whoever only waited continues, and nothing is left of the tasks."""
     (home / "tidegate.toml").write_text(SETTINGS.format(resumes=0))
     with gateway(home, **faulty(tmp_path, "when the innermost is about to act")) as running:
         with suppress(OSError):
             say(running)
         assert running.wait() == -9
     with gateway(home) as running:
-        assert over(running, say(running))["error"]["code"] == "resume_budget"
+        outcome = over(running, say(running))
+        assert outcome["state"] == "answered", outcome
+        answer = running.call("GET", f"/api/sessions/{outcome['session']}/messages")["messages"][-1]["message"]["text"]
+        assert "limits.resumes is 0" in answer, answer
         assert running.call("GET", "/api/status")["turns"]["running"] == 0
         running.process.terminate()
         assert running.wait() == 0
     assert left(home) == {
-        "sessions": 1, "turns": 1, "receipts": 1, "intents": 0, "calls": {"main": 1, "helper": 1, "worker": 1},
+        "sessions": 1, "turns": 1, "receipts": 1, "intents": 0, "calls": {"main": 2, "helper": 2, "worker": 1},
     }  # fmt: skip

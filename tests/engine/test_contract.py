@@ -3,6 +3,7 @@
 A second engine is added to `ENGINES`.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -14,11 +15,11 @@ import pytest
 
 from tests.core import WAIT
 from tests.engine.lab import Permits, WithoutWakes, Worker, begin_sessions, steer, worker
-from tests.store.rows import new_turn
+from tests.store.rows import new_session, new_turn
 from tidegate import engine as engine_package
 from tidegate.engine import Engine
 from tidegate.errors import NotFound, Stopping
-from tidegate.store import StopRequest, Store, messages, open_turns, sessions, turns
+from tidegate.store import StopRequest, Store, messages, open_turns, receipts, sessions, turns
 from tidegate.values import Event, Message, Notice, TurnEnded
 
 pytestmark = pytest.mark.anyio
@@ -52,6 +53,10 @@ async def two(store: Store, permits: Permits) -> AsyncIterator[tuple[Worker, Wor
     """Two engines on one store, which do not wake each other."""
     async with worker(store, permits) as first, worker(store, permits) as second:
         yield first, second
+
+
+async def begin_one_shot(store: Store, session: str) -> None:
+    await store.write(new_session, session, kind="ephemeral")
 
 
 async def events(one: Worker, turn: str) -> list[Event]:
@@ -458,3 +463,55 @@ async def test_capacity_is_a_hint_and_drain_ends_it(one: Worker, permits: Permit
     assert (await one.result("t_waits")).state == "answered"
     await one.engine.drain(WAIT)
     assert not one.engine.can_start() and one.engine.stats().answered == 5
+
+
+async def test_the_outcome_of_a_one_shot_call_is_found_by_every_engine_until_it_expires(
+    store: Store, permits: Permits, two: tuple[Worker, Worker]
+) -> None:
+    """B1, V18: whether somebody followed the call or not, as often as they ask; its other rows are gone."""
+    first, second = two
+    for number, seconds in enumerate((receipts.FOLLOWED_SECONDS, receipts.UNFOLLOWED_SECONDS)):
+        turn, session = f"t_once{number}", f"s_once{number}"
+        await begin_one_shot(store, session)
+        await store.write(new_turn, session, turn, "1 step", now=time.time())
+        first.engine.submit(session, turn)
+        await permits.steps(turn, 1)
+        async with anyio.create_task_group() as group:
+            if seconds == receipts.FOLLOWED_SECONDS:
+                group.start_soon(events, first, turn)
+                await anyio.lowlevel.checkpoint()
+            permits.give(turn)
+        with anyio.fail_after(WAIT):
+            while first.engine.follow(turn) is not None:
+                await anyio.sleep(0.001)
+        async with worker(store, permits) as third:
+            found = [await engine.result(turn) for engine in (first, second, third, second)]
+        assert {outcome.text for outcome in found} == {"step 0"}
+        assert await store.read(sessions.get, session) is None and await store.read(turns.get, turn) is None
+        await store.write(receipts.prune, time.time() + seconds - 60, 100)
+        assert await second.result(turn) == found[0]
+        await store.write(receipts.prune, time.time() + seconds + 60, 100)
+        for engine in two:
+            with pytest.raises(NotFound):
+                await engine.result(turn)
+
+
+@pytest.mark.parametrize("moments", range(0, 24, 3))
+async def test_whenever_an_engine_dies_another_one_has_the_outcome_of_a_one_shot_call(
+    store: Store, permits: Permits, moments: int
+) -> None:
+    """B1, F4, V18: also between the end of the turn in the store and its delivery to whoever follows it."""
+    await begin_one_shot(store, "s_once")
+    async with AsyncExitStack() as stack:
+        second = await stack.enter_async_context(worker(store, permits))
+        async with anyio.create_task_group() as group, worker(store, permits) as first:
+            await first.accept("t_1", session="s_once")
+            await permits.steps("t_1", 1)
+            group.start_soon(events, first, "t_1")
+            await anyio.lowlevel.checkpoint()
+            permits.give("t_1")
+            for _ in range(moments):
+                await anyio.lowlevel.checkpoint()
+        second.engine.submit("s_once", "t_1")
+        outcome = await second.result("t_1")
+        assert (outcome.state, outcome.text) == ("answered", "step 0")

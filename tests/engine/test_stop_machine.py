@@ -4,7 +4,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -12,10 +11,9 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
-from tests.project.quick import example_count
+from tests.project.quick import check_machine
 from tests.store.rows import new_session, new_turn, user_message
 from tidegate.engine import StartedTurn
 from tidegate.engine.turn_end import TurnEnd, billing_of, peek, settle, stop_session, stop_turn
@@ -179,6 +177,4 @@ class Stops(RuleBasedStateMachine):
 
 def test_a_turn_that_is_stopped_is_never_run_again_whatever_happens() -> None:
     """L21, S14, P05: a queued one ends at once, a running one keeps the request; every message is in one turn."""
-    run_state_machine_as_test(
-        Stops, settings=settings(max_examples=example_count(15), stateful_step_count=25, deadline=None)
-    )
+    check_machine(Stops, examples=15, steps=25)

@@ -12,8 +12,8 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.logs import capture_logs
 from tests.store.rows import bulk, new_session, new_turn
+from tidegate.error_mapping import BUSY, failure_of
 from tidegate.errors import Misconfigured, StoreBusy, StoreDamaged, StoreFailed, StoreFull, TidegateError, TooLarge
-from tidegate.failures import BUSY, failure_of
 from tidegate.store import Db, messages, turns
 from tidegate.values import Message, Outcome
 

@@ -449,12 +449,12 @@ def test_an_input_output_error_is_named_and_logged_once_and_makes_the_status_red
         assert _problem_metrics(running)["unwritable"] == 1
         assert "Input/output error" in tidegate("status", home=home).stdout
         assert tidegate("doctor", home=home).returncode == 1
-        assert running.log.read_text().count("the disk refuses to write the database") == 1
+        assert running.log.read_text().count("the database cannot be written to the disk") == 1
         assert "Traceback" not in running.log.read_text()
         broken.unlink()
         assert running.say("say two", "talk").strip() == "two"
         _until(running, lambda status: status["health"]["ready"])
-        assert "a problem of the store is resolved" in running.log.read_text()
+        assert "a problem with the store is resolved" in running.log.read_text()
 
 
 def test_an_immutable_write_ahead_log_counts_as_a_disk_error(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_when_no_descriptor_is_left_the_gateway_answers_from_its_reserve_and_rec
             with line(running) as operator:
                 status, _, found = operator.ask("/readyz")
             assert status == 503
-            assert "no file descriptor is left: " in found["checks"]["connections"]["detail"]
+            assert "no file descriptors are left: " in found["checks"]["connections"]["detail"]
             with line(running) as other:
                 status, _, refused = other.ask("/v1/models")
             assert (status, refused["error"]["code"]) == (503, "too_many_connections")

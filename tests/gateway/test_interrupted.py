@@ -1,5 +1,6 @@
 """A real gateway, a real sandbox and a custom tool: a call that had an effect is never reported as not run."""
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ api = "demo"
 [agents.main]
 model = "main"
 approvals = "autonomous"
-tools = ["terminal", "own"]
+tools = ["terminal", "own", "ask"]
 [workspaces]
 backend = "bubblewrap"
 [limits]
@@ -154,6 +155,35 @@ def test_a_command_and_a_tool_of_the_user_cut_off_by_a_kill_are_reported_as_inte
             assert outcome["state"] == ("answered" if resumes else "failed")
             check(running, deed)
         assert deeds[0].effect.read_text() == "x\n"
+
+
+@pytest.mark.parametrize("hows", ["KILL KILL", "TERM KILL TERM KILL", "KILL TERM KILL"])
+def test_a_turn_that_waits_for_a_person_waits_through_any_number_of_kills(home: Path, hows: str) -> None:
+    """S17, S29: nothing failed while it waited, so none of them counts towards limits.resumes."""
+    with gateway(home) as running:
+        text = 'call ask_user {"question": "Which one?", "choices": ["red", "blue"]}'
+        turn = running.call("POST", "/api/messages", {"text": text})["turn"]
+        asked = question(running)
+        running.process.kill()
+        running.wait()
+    for how in hows.split():
+        with gateway(home) as running:
+            assert question(running)["id"] == asked["id"]
+            running.signal(signal.Signals[f"SIG{how}"])
+            running.wait()
+    with gateway(home) as running:
+        running.call("POST", f"/api/approvals/{asked['id']}", {"decision": "answered", "text": "red"})
+        assert "red" in ended(running, turn)["text"]
+
+
+def question(running: GatewayProcess) -> dict[str, Any]:
+    """The one open question, of a turn that waits for its answer in this process."""
+    deadline = time.monotonic() + WAIT
+    while not running.call("GET", "/api/status")["turns"]["asking"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    [found] = running.call("GET", "/api/approvals")["approvals"]
+    return dict(found)
 
 
 def test_the_terminal_shows_a_stopped_command_as_interrupted(home: Path) -> None:

@@ -44,5 +44,5 @@ def test_a_port_that_is_taken_is_one_sentence_that_names_it() -> None:
 
 def test_a_host_without_an_address_is_one_sentence() -> None:
     """F3: as above, for names that do not resolve."""
-    with pytest.raises(Misconfigured, match="has no address"):
+    with pytest.raises(Misconfigured, match="cannot be resolved"):
         listen_address.bind(ServerSettings(host="no.such.host.invalid", insecure=True), 0)

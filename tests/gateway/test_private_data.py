@@ -88,7 +88,7 @@ def test_the_log_holds_no_word_of_a_conversation(tmp_path: Path, model: Scripted
         assert running.wait() == 0
     log = running.log.read_text()
     assert log.count("a turn failed") == 2 * len(FAILURES)
-    assert "the endpoint refused the key (401)" in log
+    assert "the endpoint rejected the key (401)" in log
     assert WORD not in log
 
 

@@ -131,7 +131,7 @@ def test_a_recorded_conversation_can_be_replayed_elsewhere_without_keys_or_a_ser
         running.signal(signal.SIGTERM)
         assert running.wait() == 0
     assert f"records: {file}, {shown['exchanges']} exchanges" in told
-    assert any(f"to {file}, without keys" in line for line in running.said)
+    assert any(line.endswith(f"to {file}.") and "no keys" in line for line in running.said)
     model.__exit__(None, None, None)
 
     content = file.read_text()
@@ -178,7 +178,7 @@ def test_a_recording_that_was_killed_is_readable_up_to_its_last_line(
     with gateway(home_of(tmp_path, "second", text), "--replay", str(file)) as running:
         assert stable_answer(running, "[say before]") == then
         failed = stable_answer(running, "[hold it after=2] [words 9]", session="other")
-    assert "(number 2): the recording gateway ended before the answer did" in failed
+    assert "(number 2): the gateway that was recording exited before the answer ended" in failed
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_used_keeps_the_gateway_from_starting(tmp_path: Pa
             assert why in done.stderr, (option, name)
         done = tidegate("up", "--record", str(tmp_path / "a"), "--replay", str(tmp_path / "b"), home=home)
         assert done.returncode == 1
-        assert done.stderr == "tidegate: A gateway either records or replays: give --record or --replay, not both.\n"
+        assert done.stderr == "tidegate: A gateway either records or replays: use --record or --replay, not both.\n"
         assert running.process.poll() is None
     assert (tmp_path / "there").read_text() == "mine" and not (tmp_path / "a").exists()
 

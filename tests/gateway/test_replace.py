@@ -179,7 +179,7 @@ def test_a_gateway_that_hangs_is_killed_and_replaced(tmp_path: Path, ready: bool
         hanging.signal(signal.SIGSTOP)
         with gateway(home, "--replace") as new:
             assert hanging.wait() == -signal.SIGKILL
-            assert any("is killed; nothing it accepted is lost" in line for line in new.said)
+            assert any("is being killed; nothing it has accepted is lost" in line for line in new.said)
             assert new.say("say hello") == "hello"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.gateway.process import WAIT, environment, gateway
 from tidegate.config import BudgetSettings, read
-from tidegate.config.settings import settings_of
+from tidegate.config.tables.declarations import settings_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "usage.md").read_text()
 

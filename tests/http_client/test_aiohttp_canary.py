@@ -1,4 +1,4 @@
-"""The parts of aiohttp below its session that `http_client/aiohttp_transport.py` and `response.py` rely on.
+"""The parts of aiohttp below its session on which `http_client/connector.py` relies.
 
 If a new version of aiohttp changes one, a test fails with a sentence that says what changed and what depends on it.
 Adapt the package and this list together.
@@ -15,38 +15,22 @@ pytestmark = pytest.mark.anyio
 
 PARAMETERS: dict[tuple[type, str], tuple[set[str], str]] = {
     (aiohttp.ClientRequest, "__init__"): (
-        {"method", "url", "headers", "data", "loop", "response_class", "proxy", "ssl"},
-        "each request is one",
+        {"method", "url", "loop", "proxy", "ssl"},
+        "it describes the connection",
     ),
-    (aiohttp.ClientRequest, "send"): ({"conn"}, "it sends the request"),
-    (aiohttp.ClientResponse, "start"): ({"connection"}, "it waits for the head of the response"),
-    (aiohttp.TCPConnector, "connect"): ({"req", "traces", "timeout"}, "it takes or makes a connection"),
-    (aiohttp.TCPConnector, "close"): ({"abort_ssl"}, "it closes all connections"),
-    (ResponseHandler, "set_response_params"): (
-        {
-            "timer",
-            "read_until_eof",
-            "auto_decompress",
-            "read_bufsize",
-            "max_line_size",
-            "max_field_size",
-            "max_headers",
-        },
-        "it makes the parser of the response, with its bounds",
-    ),
-    (ResponseHandler, "force_close"): (set(), "it keeps a connection out of a full pool"),
-    (aiohttp.StreamReader, "readany"): (set(), "it returns what has arrived"),
-    (aiohttp.StreamReader, "set_exception"): ({"exc"}, "a timeout ends the wait of the reader"),
+    (aiohttp.TCPConnector, "connect"): ({"req", "traces", "timeout"}, "it makes a connection"),
+    (aiohttp.TCPConnector, "close"): ({"abort_ssl"}, "it waits until all connections are closed"),
+    (ResponseHandler, "connection_lost"): ({"exc"}, "it learns that its connection was closed"),
+    (Connection, "close"): (set(), "it gives up a connection that was closed"),
 }
 """The parameters that are passed to each method, and its use."""
 
 PROPERTIES = {
-    ResponseHandler: {"should_close": "a connection with bytes that nobody asked for is not used again"},
+    ResponseHandler: {"should_close": "a connection on which the server spoke first is not used"},
     Connection: {
-        "protocol": "a connection that was used before is recognised by it",
-        "transport": "a connection is closed without waiting through it",
+        "protocol": "it learns through this protocol that a connection was closed",
+        "transport": "our protocol takes it over",
     },
-    aiohttp.ClientResponse: {"connection": "a response closes its connection through it"},
 }
 
 
@@ -72,5 +56,7 @@ def test_an_attribute_is_still_there(owner: type) -> None:
 
 async def test_requests_wait_in_the_client_and_not_in_the_connector() -> None:
     """`limit=0` means no limit."""
-    async with aiohttp.TCPConnector(limit=0, happy_eyeballs_delay=0.25, socket_factory=lambda info: None) as connector:
+    async with aiohttp.TCPConnector(
+        limit=0, force_close=True, happy_eyeballs_delay=0.25, socket_factory=lambda info: None
+    ) as connector:
         assert connector.limit == 0 and connector.limit_per_host == 0

@@ -159,7 +159,7 @@ async def test_a_decompression_bomb_is_refused_with_the_name_of_the_limit(kind: 
 
 
 async def test_an_error_with_an_invalid_compression_keeps_its_status() -> None:
-    wire = Wire(b"HTTP/1.1 429 Slow\r\nContent-Encoding: br\r\nContent-Length: 3\r\n\r\nabc")
+    wire = Wire(b"HTTP/1.1 429 Slow\r\nContent-Encoding: br\r\nContent-Length: 3\r\n\r\nabc", b"")
     async with wire.serve() as origin, HttpClient() as client:
         response = await ask(client, origin)
         assert response.status == 429

@@ -205,7 +205,7 @@ async def test_a_busy_one_in_the_excess_window_is_passed_over_and_no_newer_one_p
     await settled()
     assert resident_keys(presence) == {"a", "b", "c", "d", "e"}
     assert presence.stats().over_cap_mid_turn == 1
-    assert "mid-turn" in warnings[0][0] and warnings[0][1]["residents"] == 5
+    assert "turns are running" in warnings[0][0] and warnings[0][1]["residents"] == 5
     await settle_in(presence, "f")
     await settled()
     assert resident_keys(presence) == {"a", "c", "d", "e", "f"} and presence.stats().over_cap_mid_turn == 2

@@ -198,7 +198,7 @@ async def test_a_provider_that_hangs_or_is_gone_keeps_no_conversation_from_begin
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("near", "there is no plug-in 'near'"), ("../far", "is not a valid name")],
+    [("near", "there is no plug-in 'near'"), ("../far", "is not a valid plug-in name")],
 )
 def test_a_missing_provider_is_reported_in_one_sentence(tmp_path: Path, name: str, says: str) -> None:
     """X07: a name is not a path."""

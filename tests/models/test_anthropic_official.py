@@ -314,4 +314,5 @@ async def test_a_complete_body_is_parsed_like_the_official_client_does() -> None
                 )
     answer = AnthropicAnswer(64 * 1024, lambda text: None)
     answer.whole(body)
+    assert answer.message(MODEL).text == "Grüße"
     same(theirs, answer.message(MODEL))

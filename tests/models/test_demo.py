@@ -50,7 +50,7 @@ async def demo() -> AsyncIterator[Model]:
         ("long 12", "x" * 12),
         ("slow a b", "a b"),
         ("silence", ""),
-        ("what did I say", "This is the first thing that you have said to me."),
+        ("what did I say", "This is the first thing you have said to me."),
     ],
 )
 async def test_it_answers_the_documented_phrases(demo: Model, said: str, answer: str) -> None:

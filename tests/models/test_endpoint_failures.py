@@ -48,7 +48,7 @@ BODIES = [
     (403, _openai("Country not supported", "unsupported_country_region_territory"), "authorisation", False, "key"),
     (429, _openai(_EXHAUSTED, "insufficient_quota", "insufficient_quota"), "quota", False, "quota"),
     (429, _openai("Rate limit reached for gpt-4o", "rate_limit_exceeded", "requests"), "rate", True, "wait"),
-    (429, _openai(_TOO_MANY, "rate_limit_exceeded", "tokens"), "invalid", False, "larger"),
+    (429, _openai(_TOO_MANY, "rate_limit_exceeded", "tokens"), "invalid", False, "too large"),
     (400, _openai("Billing hard limit has been reached", "billing_hard_limit_reached"), "quota", False, "quota"),
     (400, _openai("Your input exceeds the context window", "context_length_exceeded"), "context", False, "too long"),
     (400, _openai("Rejected by our safety system.", "content_policy_violation"), "content", False, "rephrase"),
@@ -69,7 +69,7 @@ BODIES = [
     (529, _anthropic("overloaded_error", "Overloaded"), "overloaded", True, "try again later"),
     (500, _anthropic("api_error", "Internal server error"), "overloaded", True, "try again later"),
     (504, _anthropic("timeout_error", "Request timed out"), "timeout", True, "timed out"),
-    (413, _anthropic("request_too_large", "Request exceeds the maximum size"), "invalid", False, "larger"),
+    (413, _anthropic("request_too_large", "Request exceeds the maximum size"), "invalid", False, "too large"),
     (400, _anthropic("invalid_request_error", "prompt is too long: 208310 tokens > 200000"), "context", False, "long"),
     (
         400,
@@ -157,8 +157,8 @@ BODIES = [
     (429, '{"error":{"code":"429","message":"Exceeded token rate limit of your tier."}}', "rate", True, "wait"),
     # others, and local servers
     (403, '{"code":"forbidden","error":"Your team has used all available credits"}', "quota", False, "quota"),
-    (413, _openai(_TOO_MANY, "rate_limit_exceeded", "tokens"), "invalid", False, "larger"),
-    (413, "<html>413 Request Entity Too Large</html>", "invalid", False, "larger"),
+    (413, _openai(_TOO_MANY, "rate_limit_exceeded", "tokens"), "invalid", False, "too large"),
+    (413, "<html>413 Request Entity Too Large</html>", "invalid", False, "too large"),
     (
         400,
         '{"error":{"code":400,"message":"it exceeds the available context size","type":"exceed_context_size_error"}}',
@@ -357,7 +357,7 @@ def test_an_error_inside_a_stream_has_its_kind(complaint: bytes, kind: str, retr
         ("silent", True, "timeout", True, "idle_timeout"),
         ("broken", False, "network", True, "broke; try again"),
         ("broken", True, "network", True, "in the middle of the answer"),
-        ("unconnected", False, "network", True, "that the server runs"),
+        ("unconnected", False, "network", True, "that the server is running"),
         ("untrusted", False, "network", False, "certificate"),
         ("foreign", False, "protocol", False, "valid HTTP response"),
     ],

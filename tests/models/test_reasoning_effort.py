@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.config.settings import AgentSettings, ModelSettings, settings_of
+from tidegate.config.tables.agents import AgentSettings
+from tidegate.config.tables.declarations import settings_of
+from tidegate.config.tables.models import ModelSettings
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.call_parameters import nearest_effort, requested_effort
 from tidegate.models.formats.openai.responses import ResponsesWire

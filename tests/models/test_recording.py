@@ -138,7 +138,7 @@ async def test_a_disk_error_ends_the_recording_with_a_complete_line(server: Scri
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (told_once,) = lines
-    assert told_once["why"] == "the disk refuses (File too large)" and told_once["level"] == "error"
+    assert told_once["why"] == "writing to the disk failed (File too large)" and told_once["level"] == "error"
     assert file.read_bytes().endswith(b"\n") and isinstance((await read(file))[0], RecordedRequest)
 
 

@@ -120,7 +120,7 @@ async def test_an_interrupted_exchange_is_reported(server: ScriptedModel, tmp_pa
         group.cancel_scope.cancel()
     killed = tmp_path / "killed"
     killed.write_bytes(file.read_bytes().rsplit(b"\n", 2)[0] + b'\n{"event":"answered","id":1,"af')
-    for path, why in ((file, "was cancelled before an answer started"), (killed, "ended before the answer did")):
+    for path, why in ((file, "was cancelled before an answer started"), (killed, "exited before the answer ended")):
         async with replaying(path) as (model, _):
             with pytest.raises(ModelFailed, match=why) as failed:
                 await ask(model, "[hold before]")

@@ -202,8 +202,8 @@ def test_a_continued_second_column_of_a_reply_stays_in_that_column(page: Page, v
     send(page, "/reasoning high")
     expect(page.locator(".note.reply")).to_contain_text("Reasoning high")
     send(page, "/reasoning")
-    row = page.locator(".note.reply tr", has_text="/reasoning default goes back")
-    expect(row.locator("td")).to_have_text(["", "/reasoning default goes back"])
+    row = page.locator(".note.reply tr", has_text="/reasoning default resets it")
+    expect(row.locator("td")).to_have_text(["", "/reasoning default resets it"])
 
 
 def test_commands_are_completed_and_answered(page: Page, visit: Visit) -> None:

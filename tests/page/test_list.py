@@ -102,3 +102,23 @@ def test_only_the_last_failure_offers_a_retry(page: Page) -> None:
     say(page, "say went on")
     expect(page.locator(".note.error")).to_have_count(1)
     expect(again).to_have_count(0)
+
+
+def test_a_result_shows_what_was_said_below_its_title(open_page: Page, own_gateway: Gateway) -> None:
+    """X06: as text that begins shortly before the words, which are marked; a match in the title needs none."""
+    long = f"say {'the tide table of the harbour lists many other things ' * 3}<b>before</b> the cormorants of Ostend"
+    own_gateway.call("POST", "/api/messages", {"text": long})
+    page = open_page
+    search = page.get_by_role("searchbox", name="Search conversations")
+    search.fill("Ostend cormoran")
+    excerpt = page.locator(".entries a .entry-excerpt")
+    expect(excerpt).to_have_text(re.compile(r"^….{0,30}the cormorants of Ostend$"))
+    expect(excerpt).to_be_in_viewport()
+    expect(excerpt.locator("mark")).to_have_text(["cormoran", "Ostend"])
+    expect(page.locator(".entries a")).to_have_accessible_name(re.compile("cormorants of Ostend"))
+    page.locator(".entries a").click()
+    send(page, "/title A lonely gannet")
+    expect(page.locator("header h2")).to_have_text("A lonely gannet")
+    search.fill("gannet")
+    expect(page.locator(".entries a")).to_have_text([re.compile("A lonely gannet")])
+    expect(excerpt).to_have_count(0)

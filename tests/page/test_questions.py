@@ -143,6 +143,7 @@ def test_a_question_is_answered_by_a_button_or_in_words(page: Page) -> None:
     """S29: as in the demo model's own examples; an empty answer is ignored."""
     send(page, CHOICES)
     expect(page.locator(".question pre")).to_have_text("Tea or coffee?")
+    expect(page.locator(".question .scopes")).to_have_count(0)
     expect(page.locator(".tool-state").last).to_have_text("waiting for you")
     page.locator(".question").get_by_role("button", name="coffee").click()
     expect(page.locator(".answer .markdown").last).to_contain_text("coffee")
@@ -190,6 +191,46 @@ def test_everything_can_be_answered_by_keyboard_and_nothing_by_accident(page: Pa
     keys.press("Alt+q")
     keys.press("n")
     expect(page.locator(".answer .markdown").last).to_contain_text("denied")
+
+
+def test_an_approval_may_reach_further_and_the_card_says_how_far(page: Page, careful: Gateway) -> None:
+    """X14, S29: beside each button is what it allows; the key C is for the conversation, and none is for all."""
+    try:
+        for name, allows in (
+            ("Allow in this", "in this conversation"),
+            ("Always allow", "in every conversation of owner"),
+        ):
+            page.goto(f"{careful.origin}/")
+            send(page, CLOCK)
+            card = page.locator(".question")
+            button = card.get_by_role("button", name=name)
+            expect(button).to_have_accessible_description(re.compile(f"may call clock with any arguments {allows} "))
+            expect(card.locator(".scopes")).to_contain_text("the only reason to ask is 'rule: ask clock zone=Europe/*'")
+            if name == "Always allow":
+                page.keyboard.press("Alt+q")
+                page.keyboard.press("a")
+                button.click()
+            else:
+                page.keyboard.press("Alt+q")
+                page.keyboard.press("c")
+            expect(card).to_have_count(0)
+            expect(page.locator(".answer .markdown")).to_have_count(1)
+            say(page, CLOCK)
+            expect(page.locator(".question")).to_have_count(0)
+        page.goto(f"{careful.origin}/")
+        say(page, CLOCK)
+        send(page, "run echo exactly")
+        expect(card.locator(".scopes")).to_contain_text("may repeat exactly this call of terminal in this conversation")
+        card.get_by_role("button", name="Allow in this").click()
+        expect(page.locator(".answer .markdown")).to_have_count(2)
+        say(page, "run echo exactly")
+        send(page, "run echo exactly; echo more")
+        expect(card.locator("pre")).to_contain_text("command: echo exactly; echo more")
+        card.get_by_role("button", name="Deny").click()
+        expect(card).to_have_count(0)
+    finally:
+        for rule in careful.call("GET", "/api/approval-rules")["rules"]:
+            careful.call("DELETE", f"/api/approval-rules/{rule['id']}")
 
 
 def test_two_calls_side_by_side_are_two_cards(page: Page) -> None:

@@ -41,7 +41,7 @@ def test_a_question_of_a_task_is_a_card_with_the_agents_name(page: Page) -> None
     expect(card.locator("pre")).to_have_text("clock\nzone: Europe/Paris", use_inner_text=True)
     expect(page.locator(".entries a[aria-current] .asking")).to_be_visible()
     card.get_by_role("button", name="Approve").click()
-    expect(page.locator(".answer .markdown").last).to_contain_text("The answer of the agent")
+    expect(page.locator(".answer .markdown").last).to_contain_text("The answer from agent")
     expect(card).to_have_count(0)
     expect(page.locator(".asking")).to_have_count(0)
     send(page, ASKING_TASK)

@@ -139,7 +139,7 @@ async def test_plug_ins_start_in_order_and_stop_in_reverse(tmp_path: Path) -> No
         (broken("toolset").replace("async def start", "def start"), "line 8: TypeError: it must be an async function"),
         (broken("toolset").replace("tools = ()", "tools = None"), "TypeError: 'NoneType' object is not iterable"),
         (broken("toolset").replace("tools = ()", "tools = property(lambda self: 1 / 0)"), "line 6: ZeroDivisionError"),
-        (broken("toolset", "raise ValueError('x' * 5000 + chr(27))"), "line 4: ValueError: x{1000}…; repair"),
+        (broken("toolset", "raise ValueError('x' * 5000 + chr(27))"), "line 4: ValueError: x{1000}…; fix"),
         (broken("toolset", 'raise type("E", (Exception,), {"__str__": None})'), "line 4: E: its message cannot be"),
         (broken("toolset", 'ctx.secret("key")'), "line 4: Misconfigured: .*key must refer to a secret"),
     ],
@@ -155,7 +155,7 @@ async def test_a_toolset_that_cannot_start_prevents_the_start_and_names_the_agen
     ) as failed:
         await running.open()
     assert f"{tmp_path}/plugins/second.py" in failed.value.message
-    assert "repair it, or remove it from [agents.main] tools" in failed.value.message
+    assert "fix it, or remove it from [agents.main] tools" in failed.value.message
     await running.scope.close()
     assert events(tmp_path)[-1] == "third stop"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +41,7 @@ EXAMPLES = 3
 _IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]*)|import\s+([\w.]+))", re.MULTILINE)
 
 
+@lru_cache(maxsize=4096)
 def _file_of(module: str) -> Path | None:
     place = ROOT.joinpath(*module.split("."))
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
@@ -57,6 +59,13 @@ def _imported(path: Path) -> frozenset[str]:
 def example_count(count: int) -> int:
     """`max_examples` of a property test or state machine whose examples are expensive."""
     return min(count, EXAMPLES) if settings.get_current_profile_name() == PROFILE else count
+
+
+def check_machine(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
+    """Runs a state machine, whose rules and invariants assert."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine, settings=settings(max_examples=example_count(examples), stateful_step_count=steps, deadline=None)
+    )
 
 
 def is_left_out(path: Path) -> bool:

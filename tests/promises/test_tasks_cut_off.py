@@ -163,7 +163,7 @@ async def test_after_a_crash_at_any_point_no_task_is_done_twice(
             assert all(times == 1 for times in deeds.done.values()), (count, deeds.done)
             assert len(deeds.done) >= said.count("noted"), (count, said)
             assert said.count("noted") + said.count("effect is unknown") == 2, (count, said)
-            assert "The answer of the agent 'helper'" in said and "The answer of the agent 'second'" in said
+            assert "The answer from agent 'helper'" in said and "The answer from agent 'second'" in said
             await until_idle(gateway)
             left = await rows(gateway)
             assert (left["sessions"], left["turns"], left["receipts"], left["intents"]) == (1, 1, 0, 0), count

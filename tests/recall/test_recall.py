@@ -34,7 +34,7 @@ def quotes(answer: str) -> list[str]:
 
 def after(answer: str) -> str:
     """The cursor to continue from, if any."""
-    found = re.search(r"go on with after='([^']*)'\]$", answer)
+    found = re.search(r"continue with after='([^']*)'\]$", answer)
     return found[1] if found else ""
 
 
@@ -128,7 +128,7 @@ async def test_a_search_that_takes_long_says_how_far_it_came(
     monkeypatch.setattr(seeking, "PATTERN_SECONDS", 0.0)
     await past.say("s_1", "one", "two")
     answer = await past.search("one", regex=True)
-    assert "nothing found; not all was searched in 0 s; there may be more" in answer
+    assert "nothing found; not everything was searched in 0 s; there may be more" in answer
     at = after(answer)
     monkeypatch.setattr(seeking, "PATTERN_SECONDS", 10.0)
     assert quotes(await past.search("one", regex=True, after=at)) == ["one"]
@@ -222,7 +222,7 @@ async def test_a_removed_result_is_reported_as_removed(past: RecallStore) -> Non
     id = await past.spooled("s_1", "a heron\n" * 300)
     past.spool.file("s_1", id).unlink()
     answer = await past.search("heron")
-    assert f"the file of {id} is no longer there" in answer and quotes(answer) == []
+    assert f"the file of {id} no longer exists" in answer and quotes(answer) == []
 
 
 async def test_a_long_line_and_bytes_that_are_no_text_are_searched(past: RecallStore) -> None:
@@ -395,7 +395,7 @@ async def test_a_huge_message_is_given_in_pages_that_join_without_a_gap(tmp_path
             offset = int(options["offset"]) if options["first"] == 2 else len(text)
             pieces = quotes(mine) if options["first"] == 2 else []
             got += "\n".join(pieces)
-            found = re.search(r"go on with first=(\d)(?:, offset=(\d+))?, last=3\]$", answer)
+            found = re.search(r"continue with first=(\d)(?:, offset=(\d+))?, last=3\]$", answer)
             if found is None:
                 assert answer.endswith("[that is all]")
                 break
@@ -470,7 +470,7 @@ async def test_many_summaries_are_listed_in_pages(tmp_path: Path) -> None:
             answer = await past.describe(after=at)
             assert len(answer.encode()) <= 2000
             seen += len(quotes(answer))
-            found = re.search(r"^\[\d+ more; go on with after=(\d+)\]$", answer, re.MULTILINE)
+            found = re.search(r"^\[\d+ more; continue with after=(\d+)\]$", answer, re.MULTILINE)
             if found is None:
                 break
             at = int(found[1])

@@ -14,7 +14,7 @@ from tests.recall.vector_store import open_vector_store, shown, usage_rows
 from tidegate.errors import ToolFailed
 from tidegate.recall.vectors import quantised
 from tidegate.store import maintenance, ranking, sessions, vector_batches, vectors
-from tidegate.store.tables.search_index import BLOCK
+from tidegate.store.tables.search.search_index import BLOCK
 from tidegate.values import Message
 
 pytestmark = pytest.mark.anyio

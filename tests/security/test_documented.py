@@ -28,6 +28,7 @@ ROWS: dict[Right, str] = {
     "talk": "talk",
     "approve": "approve",
     "approve_outside": "effects outside the sandbox",
+    "approve_always": "approve for all conversations",
     "see_usage": "see usage",
     "pair": "pair people",
     "configure": "configure",

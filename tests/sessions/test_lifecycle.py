@@ -13,7 +13,6 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.store.rows import ask
 from tidegate.errors import Conflict, NotFound
-from tidegate.sessions import lifecycle as ending
 from tidegate.sessions.lifecycle import Write
 from tidegate.store import Db, SessionRow, approvals, intents, messages, sessions, settings, usage
 from tidegate.tools import ToolContext, Toolset, tool
@@ -306,14 +305,12 @@ async def test_an_end_runs_its_own_hooks_only(home: Path, model: ScriptedModel) 
         assert await entries(gateway) == [(two.session, 2), (one.session, 2)]
 
 
-async def test_a_hook_that_hangs_is_given_up_and_owed(
-    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hook_that_hangs_is_given_up_and_owed(home: Path, model: ScriptedModel) -> None:
     """B6: the end returns, and the hook is tried again."""
-    monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01, raising=False)
     diary = Diary()
     diary.block = asyncio.Event()
     async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        gateway.components.endings.prepare_seconds = 0.01
         outcome = await gateway.say("one")
         with anyio.fail_after(WAIT):
             assert await gateway.service.end(outcome.session, ANNA, "new")
@@ -462,15 +459,13 @@ async def test_hooks_that_hang_delay_no_start_and_no_other_hook(home: Path, mode
             assert {hook for _, hook in await gateway.store.read(sessions.pending_hooks)} == {"stuck"}
 
 
-async def test_a_hook_that_hung_is_asked_once_in_a_run(
-    home: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hook_that_hung_is_asked_once_in_a_run(home: Path, model: ScriptedModel) -> None:
     """B6: however many sessions have it pending, the run ends, and the next run tries all of them again."""
-    monkeypatch.setattr(ending, "PREPARE_SECONDS", 0.01)
-    monkeypatch.setattr(ending, "HOOKS_AT_ONCE", 1)
     diary = Diary()
     diary.broken = True
     async with core(home, model=model, hooks={"diary": diary}) as gateway:
+        gateway.components.endings.prepare_seconds = 0.01
+        gateway.components.endings.hooks_at_once = 1
         for number in range(3):
             await gateway.service.end((await gateway.say("one", name=f"talk {number}")).session, ANNA, "new")
         diary.broken, diary.block = False, asyncio.Event()

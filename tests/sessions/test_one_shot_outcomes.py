@@ -1,4 +1,4 @@
-"""Outcomes of one-shot calls: kept until somebody has fetched them, unless they were delivered."""
+"""Outcomes of one-shot calls: whoever may ask for one can ask again, until it expires."""
 
 from pathlib import Path
 
@@ -8,9 +8,8 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, core
 from tidegate.errors import NotFound
-from tidegate.security import Principal
 from tidegate.store import receipts
-from tidegate.values import Acceptance, Outcome
+from tidegate.values import Acceptance, Receipt
 
 pytestmark = pytest.mark.anyio
 
@@ -20,88 +19,98 @@ async def kept(gateway: Core) -> int:
     return count
 
 
-async def unattended(gateway: Core, text: str = "[say once]") -> Acceptance:
+async def unattended(gateway: Core, text: str = "[say once]", *given: Receipt) -> Acceptance:
     """A one-shot call that has ended and that nobody waited for."""
-    accepted = await gateway.accept(text, name=None, on_disconnect="continue")
+    accepted = await gateway.accept(text, name=None, on_disconnect="continue", receipts=given)
     with anyio.fail_after(WAIT):
         while gateway.service.turn_log(accepted.turn) is not None:
             await anyio.sleep(0.001)
     return accepted
 
 
-async def fetch(gateway: Core, turn: str, who: Principal) -> Outcome:
-    fetched: list[Outcome] = []
-
-    async def deliver(outcome: Outcome) -> None:
-        fetched.append(outcome)
-
-    await gateway.service.fetch_outcome(turn, who, deliver)
-    return fetched[0]
+async def prune(gateway: Core, after: float) -> int:
+    """What maintenance removes so many seconds from now."""
+    removed: int = await gateway.store.write(receipts.prune, gateway.components.clock() + after, 100)
+    return removed
 
 
-async def test_an_outcome_that_could_not_be_delivered_is_kept(home: Path, model: ScriptedModel) -> None:
-    """B1, V18: the process may die in between."""
-
-    async def break_off(outcome: Outcome) -> None:
-        raise ConnectionResetError
-
-    async with core(home, model=model) as gateway:
-        accepted = await unattended(gateway)
-        with pytest.raises(ConnectionResetError):
-            await gateway.service.fetch_outcome(accepted.turn, ANNA, break_off)
-        assert (await fetch(gateway, accepted.turn, ANNA)).text == "once"
-        assert await kept(gateway) == 0
-
-
-async def test_the_outcome_of_a_one_shot_call_that_nobody_waited_for_is_fetched_once(
+async def test_an_outcome_can_be_fetched_again_and_only_by_its_caller_and_the_owner(
     home: Path, model: ScriptedModel
 ) -> None:
-    """B1, V18: after a restart too, by its own caller; then it is gone."""
+    """B1, V18: after a restart too, whether somebody waited for it or not; it may have been lost on its way."""
     async with core(home, model=model) as gateway:
-        accepted = await unattended(gateway)
+        turns = [(await gateway.say("[say once]", name=None)).turn, (await unattended(gateway)).turn]
     async with core(home, model=model) as gateway:
-        assert (await gateway.answered(accepted.turn)).text == "once", "a caller who waits for it now"
+        for turn in turns:
+            assert (await gateway.answered(turn)).text == "once", "a caller who waits for it now"
+            for who in (ANNA, ANNA, OWNER):
+                assert (await gateway.service.outcome(turn, who)).text == "once"
+            with pytest.raises(NotFound):
+                await gateway.service.outcome(turn, BERT)
+
+
+async def test_an_outcome_expires(home: Path, model: ScriptedModel) -> None:
+    """V18, L20: soon if somebody waited for it, else after a day; it counts towards limits.receipts."""
+    async with core(home, model=model) as gateway:
+        followed, unfollowed = (await gateway.say("hello", name=None)).turn, (await unattended(gateway)).turn
+        assert await prune(gateway, receipts.FOLLOWED_SECONDS - 60) == 0
+        assert await prune(gateway, receipts.FOLLOWED_SECONDS + 60) == 1
         with pytest.raises(NotFound):
-            await fetch(gateway, accepted.turn, BERT)
-        assert (await fetch(gateway, accepted.turn, ANNA)).text == "once"
+            await gateway.service.outcome(followed, ANNA)
+        assert (await gateway.service.outcome(unfollowed, ANNA)).text == "once"
+        assert await prune(gateway, receipts.UNFOLLOWED_SECONDS - 60) == 0
+        assert await prune(gateway, receipts.UNFOLLOWED_SECONDS + 60) == 1
         with pytest.raises(NotFound):
-            await fetch(gateway, accepted.turn, ANNA)
-        assert await kept(gateway) == 0
-
-
-async def test_an_outcome_that_the_owner_has_looked_at_is_kept_for_its_caller(home: Path, model: ScriptedModel) -> None:
-    """B1, V18: the owner sees every turn, but has not fetched it."""
-    async with core(home, model=model) as gateway:
-        accepted = await unattended(gateway)
-        for _ in range(2):
-            assert (await fetch(gateway, accepted.turn, OWNER)).text == "once"
-        assert (await fetch(gateway, accepted.turn, ANNA)).text == "once"
-        assert await kept(gateway) == 0
-
-
-async def test_an_outcome_that_nobody_fetches_expires(home: Path, model: ScriptedModel) -> None:
-    """V18, L20: it is removed like an expired receipt, and counts towards limits.receipts."""
-    async with core(home, model=model) as gateway:
-        accepted = await unattended(gateway)
-        now = gateway.components.clock()
-        assert await gateway.store.write(receipts.prune, now + receipts.UNFETCHED_SECONDS - 60, 10) == 0
-        assert await gateway.store.write(receipts.prune, now + receipts.UNFETCHED_SECONDS + 60, 10) == 1
-        with pytest.raises(NotFound):
-            await fetch(gateway, accepted.turn, ANNA)
+            await gateway.service.outcome(unfollowed, ANNA)
         await unattended(gateway)
-        assert await gateway.store.write(receipts.prune, now, 0) == 1
+        assert await gateway.store.write(receipts.prune, gateway.components.clock(), 0) == 1
 
 
-async def test_a_one_shot_call_whose_caller_waits_makes_two_writes_and_leaves_no_outcome(
-    home: Path, model: ScriptedModel
+@pytest.mark.parametrize(("keep", "rows"), [(600.0, 2), (receipts.UNFOLLOWED_SECONDS, 1)])
+async def test_a_receipt_keeps_the_outcome_if_it_is_valid_long_enough(
+    home: Path, model: ScriptedModel, keep: float, rows: int
 ) -> None:
+    """V18, H17: otherwise the outcome outlives it."""
+    async with core(home, model=model) as gateway:
+        given = Receipt(source="idempotency", key="k", digest=b"d", keep=keep)
+        turn = (await unattended(gateway, "[say once]", given)).turn
+        assert await kept(gateway) == rows
+        await prune(gateway, keep - 60)
+        await prune(gateway, receipts.UNFOLLOWED_SECONDS - 60)
+        assert (await gateway.service.outcome(turn, ANNA)).text == "once"
+        await prune(gateway, receipts.UNFOLLOWED_SECONDS + 60)
+        assert await kept(gateway) == 0
+
+
+async def test_one_shot_calls_leave_nothing_but_their_usage(home: Path, model: ScriptedModel) -> None:
+    """V18, L04, L20: at most limits.receipts outcomes are kept, and the space of expired ones is used again."""
+    async with core(home, "[limits]\nreceipts = 50", model=model) as gateway:
+        tidy = next(task for task in gateway.service.maintenance_tasks() if task.name == "tidy")
+        for _ in range(120):
+            await gateway.say("hello", name=None)
+        assert await kept(gateway) == 120
+        await tidy.run()
+        assert await kept(gateway) == 50
+        await gateway.store.write(lambda db: db.execute("UPDATE receipts SET expires = 0") and None)
+        await tidy.run()
+        tables = await gateway.store.read(
+            lambda db: [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        )
+        private = {"receipts", "messages", "turns", "sessions", "approvals", "intents", "spooled", "workspaces"}
+        assert private <= set(tables)
+        for table in private:
+            count = f"SELECT count(*) FROM {table}"
+            assert await gateway.store.read(lambda db, count=count: db.execute(count).get) == 0, table
+
+
+async def test_a_one_shot_call_makes_two_writes(home: Path, model: ScriptedModel) -> None:
     """V18: like any plain turn."""
     async with core(home, model=model) as gateway:
         await gateway.say("warm up", name=None)
         before = gateway.store.stats().writes
-        assert (await gateway.say("[say here]", name=None)).text == "here"
+        turn = (await gateway.say("[say here]", name=None)).turn
+        assert (await gateway.service.outcome(turn, ANNA)).text == "here"
         assert gateway.store.stats().writes - before == 2
-        assert await kept(gateway) == 0
 
 
 async def test_a_one_shot_call_whose_caller_left_leaves_no_outcome(home: Path, model: ScriptedModel) -> None:

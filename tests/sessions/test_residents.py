@@ -34,7 +34,7 @@ def beginning(body: bytes) -> bytes:
     return body.removesuffix(b"]}")
 
 
-def grows(model: ScriptedModel, *, from_request: int = 0) -> None:
+def check_growth(model: ScriptedModel, *, from_request: int = 0) -> None:
     bodies = [request.body for request in list(model.recorded)[from_request:]]
     assert len(bodies) > 1
     for earlier, later in itertools.pairwise(bodies):
@@ -55,7 +55,7 @@ async def test_a_request_only_grows_at_its_end(home: Path, model: ScriptedModel)
     async with core(home, model=model) as gateway:
         for text in ("one", "[tool clock {}] two", "[together clock {} clock {}] three", "four"):
             await gateway.say(text)
-        grows(model)
+        check_growth(model)
         assert model.stats()["reuse"] == 1.0
 
 
@@ -66,7 +66,7 @@ async def test_after_an_unload_the_request_begins_with_the_same_bytes(home: Path
         await gateway.say("two ☃ \u0000 \u2028")
         assert gateway.components.presence.unload(outcome.session, reason="test")
         await gateway.say("three")
-        grows(model)
+        check_growth(model)
 
 
 async def kept(gateway: Core, session: str) -> None:
@@ -84,7 +84,7 @@ async def test_a_long_conversation_comes_back_as_it_was_unloaded(home: Path, mod
             await gateway.say(f"{number} [tool clock {{}}]")
             assert gateway.components.runner.histories.stats().hits == number + 1
             assert record(gateway, session).resident.weight > len(LONG)  # type: ignore[union-attr]
-        grows(model)
+        check_growth(model)
         assert model.stats()["refused"] == 0
 
 
@@ -152,7 +152,7 @@ async def test_after_a_restart_the_request_begins_with_the_same_bytes(home: Path
         await gateway.say("[tool clock {}] one")
     async with core(home, model=model) as gateway:
         await gateway.say("two")
-    grows(model)
+    check_growth(model)
 
 
 async def test_after_a_crash_in_mid_turn_the_request_begins_with_the_same_bytes(
@@ -169,7 +169,7 @@ async def test_after_a_crash_in_mid_turn_the_request_begins_with_the_same_bytes(
         await gateway.answered(accepted.turn)
     bodies = [request.body for request in model.recorded]
     assert bodies[-1] == bodies[-2]
-    grows(model)
+    check_growth(model)
 
 
 async def test_an_edit_of_prompt_or_tools_reaches_only_new_sessions(home: Path, model: ScriptedModel) -> None:
@@ -179,7 +179,7 @@ async def test_an_edit_of_prompt_or_tools_reaches_only_new_sessions(home: Path, 
     edited = settings(model, tools='"clock"').replace("You are a test.", "You are another test.")
     async with core(home, model=model, toml=edited) as gateway:
         await gateway.say("two")
-        grows(model)
+        check_growth(model)
         new = await gateway.say("one", name="new talk")
         assert b"another test" in model.recorded[-1].body and b"read_file" not in model.recorded[-1].body
         assert await gateway.service.operations.reload(old.session, ANNA)
@@ -233,7 +233,7 @@ async def test_the_same_model_configured_otherwise_under_another_name_is_another
         dear = await gateway.say("two")
         assert cheap.usage.cost == cheap.usage.tokens * 1000
         assert dear.usage.cost == dear.usage.tokens * 1000 * 1000
-        grows(model)
+        check_growth(model)
 
 
 async def test_the_signature_tells_configurations_apart_and_shows_no_secret(home: Path, model: ScriptedModel) -> None:
@@ -312,7 +312,7 @@ async def test_a_resident_that_the_store_has_left_behind_is_not_used(home: Path,
         await gateway.say("two")
         assert gateway.components.presence.stats().unloads == {"stale": 1}
         assert "said elsewhere" in [message["content"] for message in gateway.requests()[-1]["messages"]]
-        grows(model)
+        check_growth(model)
 
 
 async def test_a_change_that_the_model_does_not_see_keeps_the_resident(home: Path, model: ScriptedModel) -> None:
@@ -415,7 +415,7 @@ async def test_a_note_stays_with_the_message_it_was_sent_with(home: Path, model:
         gateway.components.presence.unload(outcome.session, reason="test")
         await gateway.say("two")
         assert b"The disk is nearly full." in model.recorded[-1].body
-        grows(model)
+        check_growth(model)
 
 
 async def test_a_session_finds_its_folder_after_an_unload_and_a_restart(home: Path, model: ScriptedModel) -> None:

@@ -10,6 +10,7 @@ import signal
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tidegate.agent import Conversation
 from tidegate.store import (
     Db,
     SummaryRow,
+    approval_rules,
     approvals,
     audit,
     messages,
@@ -55,26 +57,28 @@ def read_table(text: str) -> tuple[tuple[str, ...], Table]:
 
 
 EVENTS, TABLE = read_table("""
-what                                | turn ends | unload  | stop or replace | kill           | session ends | deleted
-a running turn                      | over      | goes on | goes on         | goes on        | stopped      | gone
-tasks given to other agents         | over      | goes on | goes on         | goes on        | gone         | gone
-the resident                        | stays     | gone    | gone            | gone           | gone         | gone
-settings of the session             | stays     | stays   | stays           | stays          | gone         | gone
-a pending approval                  | stays     | stays   | stays           | stays          | cancelled    | gone
-a queued message                    | stays     | stays   | stays           | stays          | refused      | gone
-the transcript                      | stays     | stays   | stays           | stays          | read-only    | gone
-summaries                           | stays     | stays   | stays           | stays          | stays        | gone
-spooled results and media           | stays     | stays   | stays           | stays          | stays        | gone
-the frozen prompt and tool list     | stays     | stays   | stays           | stays          | stays        | gone
-a workspace folder of the gateway   | stays     | stays   | stays           | stays          | in the trash | gone
-a folder of your own                | stays     | stays   | stays           | stays          | stays        | stays
-the shell                           | stays     | stays   | restored        | restored       | gone         | gone
-a background process                | stays     | stays   | ended and told  | ended and told | ended        | ended
-a background process with `restart` | stays     | stays   | started again   | started again  | ended        | ended
-a sign-in to the chat page          | stays     | stays   | stays           | stays          | stays        | stays
-memory                              | stays     | stays   | stays           | stays          | stays        | stays
-usage                               | stays     | stays   | stays           | stays          | stays        | anonymous
-the audit log                       | stays     | stays   | stays           | stays          | stays        | stays
+what                                | turn ends | unload    | stop or replace | kill      | session ends | deleted
+a running turn                      | ended     | continues | continues       | continues | stopped      | removed
+tasks given to other agents         | ended     | continues | continues       | continues | removed      | removed
+the resident                        | stays     | removed   | removed         | removed   | removed      | removed
+settings of the session             | stays     | stays     | stays           | stays     | removed      | removed
+a pending approval                  | stays     | stays     | stays           | stays     | cancelled    | removed
+an approval for the conversation    | stays     | stays     | stays           | stays     | removed      | removed
+an approval for all conversations   | stays     | stays     | stays           | stays     | stays        | stays
+a queued message                    | stays     | stays     | stays           | stays     | refused      | removed
+the transcript                      | stays     | stays     | stays           | stays     | read-only    | removed
+summaries                           | stays     | stays     | stays           | stays     | stays        | removed
+spooled results and media           | stays     | stays     | stays           | stays     | stays        | removed
+the frozen prompt and tool list     | stays     | stays     | stays           | stays     | stays        | removed
+a workspace folder of the gateway   | stays     | stays     | stays           | stays     | in the trash | removed
+a folder of your own                | stays     | stays     | stays           | stays     | stays        | stays
+the shell                           | stays     | stays     | restored        | restored  | removed      | removed
+a background process                | stays     | stays     | reported        | reported  | stopped      | stopped
+a background process with `restart` | stays     | stays     | restarted       | restarted | stopped      | stopped
+a sign-in to the chat page          | stays     | stays     | stays           | stays     | stays        | stays
+memory                              | stays     | stays     | stays           | stays     | stays        | stays
+usage                               | stays     | stays     | stays           | stays     | stays        | anonymous
+the audit log                       | stays     | stays     | stays           | stays     | stays        | stays
 """)
 """In the order of the page. A queued message "stays" while it is queued or once it was taken by its turn."""
 
@@ -104,7 +108,7 @@ model = "main"
 approvals = "autonomous"
 tools = ["clock", "files", "terminal", "delegate", "memory"]
 delegates = ["helper"]
-rules = ["ask clock zone=Europe/*"]
+rules = ["ask clock zone=Europe/*", "ask *_file path=asked"]
 [agents.helper]
 model = "main"
 tools = ["clock"]
@@ -148,6 +152,17 @@ class Caller:
 
     async def is_answered(self, turn: str) -> bool:
         return (await self.call("GET", f"/api/turns/{turn}"))["state"] == "answered"
+
+    async def approve(self, scope: str) -> None:
+        """Approve what is asked next."""
+        found: list[dict[str, Any]] = []
+
+        async def is_asked() -> bool:
+            found[:] = (await self.call("GET", "/api/approvals"))["approvals"]
+            return bool(found)
+
+        await self.until(is_asked)
+        await self.call("POST", f"/api/approvals/{found[0]['id']}", {"decision": "approved", "scope": scope})
 
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         with anyio.fail_after(WAIT):
@@ -194,6 +209,13 @@ class Scene:
         await caller.send("/reasoning low", self.idle)
         await caller.say('[tool remember {"text": "likes tea", "about": "person"}] [say done]', self.idle)
         written = json.dumps({"path": "mine.txt", "content": "x"})
+        for scope, call in (
+            ("conversation", 'write_file {"path": "asked", "content": "x"}'),
+            ("always", 'read_file {"path": "asked"}'),
+        ):
+            sent = await caller.send(f"[tool {call}] [say done]", self.idle)
+            await caller.approve(scope)
+            await caller.until(partial(caller.is_answered, sent["turn"]))
         self.elsewhere = await caller.say(f"[tool write_file {written}] [say done]", agent="project")
         self.asking = (await caller.send('[tool clock {"zone": "Europe/Paris"}] [say done]'))["session"]
         sent = await caller.send(f"{task('helper', '[hold gate] [say found]')} [say done]")
@@ -218,14 +240,14 @@ class Scene:
         found: dict[str, str] = await h.store.read(self._rows)
         record = h.components.presence.get(self.idle)
         live = h.service.turn_log(self.turn) is not None
-        found["a running turn"] = "goes on" if live else found["a running turn"]
-        found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "over")
+        found["a running turn"] = "continues" if live else found["a running turn"]
+        found["tasks given to other agents"] = await self._task(h, over=found["a running turn"] == "ended")
         found["the resident"] = _left(record is not None and record.resident is not None)
         found["spooled results and media"] = _left(await self._is_spooled(h))
         found["a workspace folder of the gateway"] = self._folder()
         found["a folder of your own"] = _left((self.project / "mine.txt").exists())
-        found["a background process"] = "stays" if processes_with(self.keeper) else "ended"
-        found["a background process with `restart`"] = "stays" if processes_with(self.again) else "ended"
+        found["a background process"] = "stays" if processes_with(self.keeper) else "stopped"
+        found["a background process with `restart`"] = "stays" if processes_with(self.again) else "stopped"
         found["a sign-in to the chat page"] = _left(await self._is_signed_in(h))
         return {thing: found[thing] for thing in TABLE}
 
@@ -234,6 +256,7 @@ class Scene:
         owner = principals.by_name(db, "owner")
         assert owner is not None
         asked = approvals.of_session(db, self.asking, principal=None)
+        rules = {rule.session for rule in approval_rules.listing(db)}
         turn, queued = turns.get(db, self.turn), turns.get(db, self.queued)
         said = bool(messages.page(db, self.idle))
         prefix = row.prefix if row is not None else None
@@ -241,29 +264,31 @@ class Scene:
         remembered = [note.text for note in notes.listing(db, "person", owner.id)]
         named = db.execute("SELECT count(session), count(*) FROM usage").get
         return {
-            "a running turn": {"answered": "over"}.get(turn.state, turn.state) if turn is not None else "gone",
+            "a running turn": {"answered": "ended"}.get(turn.state, turn.state) if turn is not None else "removed",
             "settings of the session": _left("reasoning" in chosen),
-            "a pending approval": {"open": "stays"}.get(asked[0].state, asked[0].state) if asked else "gone",
-            "a queued message": {"refused": "refused"}.get(queued.state, "stays") if queued is not None else "gone",
-            "the transcript": "gone" if not said else "read-only" if row is None or row.ended else "stays",
+            "a pending approval": {"open": "stays"}.get(asked[0].state, asked[0].state) if asked else "removed",
+            "an approval for the conversation": _left(self.idle in rules),
+            "an approval for all conversations": _left(None in rules),
+            "a queued message": {"refused": "refused"}.get(queued.state, "stays") if queued is not None else "removed",
+            "the transcript": "removed" if not said else "read-only" if row is None or row.ended else "stays",
             "summaries": _left(bool(summaries.shown(db, self.idle))),
             "the frozen prompt and tool list": _left(prefix is not None and bool(sessions.prefix(db, prefix).tools)),
             "the shell": _left(workspaces.shell(db, self.idle) is not None),
             "memory": _left(remembered == ["likes tea"]),
             "the audit log": _left(bool(audit.listing(db, session=self.idle, kind="tool"))),
-            "usage": "gone" if not named[1] else "stays" if named[0] else "anonymous",
+            "usage": "removed" if not named[1] else "stays" if named[0] else "anonymous",
         }
 
     async def _task(self, h: InProcessGateway, *, over: bool) -> str:
-        """The state of the turn that works on the task, once it has been resumed."""
+        """The state of the turn that is working on the task, once it has been resumed."""
         if over:
-            return "over"
+            return "ended"
         if h.service.turn_log(self.turn) is None:
             return _left(bool(h.components.engine.stats().delegating))
         with anyio.fail_after(WAIT):
             while not h.components.engine.stats().delegating:
                 await anyio.lowlevel.checkpoint()
-        return "goes on"
+        return "continues"
 
     async def _is_spooled(self, h: InProcessGateway) -> bool:
         names = [path.name for path in (self.home / "spool" / self.idle).glob("sp_*") if path.stat().st_size > 100_000]
@@ -272,7 +297,7 @@ class Scene:
     def _folder(self) -> str:
         places = {"stays": self.home / "workspaces", "in the trash": self.home / "trash"}
         found = [word for word, place in places.items() if (place / self.idle / "deep" / "file").exists()]
-        return found[0] if found else "gone"
+        return found[0] if found else "removed"
 
     async def _is_signed_in(self, h: InProcessGateway) -> bool:
         """The name of the cookie contains the port, which differs in each process of a test."""
@@ -295,14 +320,14 @@ class Scene:
             while not processes_with(self.again) or processes_with(self.keeper):
                 await anyio.sleep(0.005)
         return {
-            "the shell": "restored" if is_restored else "gone",
-            "a background process": "ended and told" if "keeper" in heard else "ended",
-            "a background process with `restart`": "started again",
+            "the shell": "restored" if is_restored else "removed",
+            "a background process": "reported" if "keeper" in heard else "stopped",
+            "a background process with `restart`": "restarted",
         }
 
 
 def _left(there: bool) -> str:
-    return "stays" if there else "gone"
+    return "stays" if there else "removed"
 
 
 def summarise(db: Db, session: str) -> None:

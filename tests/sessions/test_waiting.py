@@ -15,7 +15,7 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tests.effects import EffectRecord, ask, asked, asking, results, until
-from tests.sessions.test_residents import grows
+from tests.sessions.test_residents import check_growth
 from tests.tasks import delegating, task
 from tidegate.agent import Conversation
 from tidegate.tools import ToolContext, Toolset, tool
@@ -145,7 +145,7 @@ async def test_unloaded_at_any_moment_of_the_wait_the_turn_goes_on(home: Path, m
                 gateway.components.presence.unload(session, reason="test")
             assert (await gateway.answered(turn)).text == f"done {after}"
             assert results(gateway)[-1] == f"pushed {after}"
-        grows(model)
+        check_growth(model)
         assert deeds.done == [str(after) for after in range(40)]
 
 
@@ -164,7 +164,7 @@ async def test_a_call_beside_a_waiting_one_finds_its_turn_complete(home: Path, m
         deeds.goes_on.set()
         assert (await gateway.answered(accepted.turn)).text == "both"
         assert results(gateway) == ["lingered", "pushed b"]
-        grows(model)
+        check_growth(model)
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ async def test_a_history_that_was_kept_late_does_not_stand_for_a_turn_in_its_mid
         await gateway.service.questions.answer(question.id, ANNA, "approved")
         assert (await gateway.answered(turn)).text == "done"
         assert results(gateway) == ["pushed a"]
-        grows(model)
+        check_growth(model)
 
 
 async def test_a_turn_that_waits_for_an_asking_task_is_unloaded_too(home: Path, model: ScriptedModel) -> None:

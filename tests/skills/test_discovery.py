@@ -97,7 +97,7 @@ def test_an_agent_has_the_skills_that_its_settings_name(home: Path) -> None:
 
 def test_a_skill_whose_folder_has_another_name_is_left_out(home: Path) -> None:
     skill(home / "skills", "one").rename(home / "skills" / "two")
-    assert 'its name is "one" and that of its folder is "two"; make them equal.' in why(
+    assert 'its name is "one", but its folder is named "two"; make them equal.' in why(
         SkillDiscovery(configured(home)).discover("main")
     )
 

@@ -60,7 +60,7 @@ async def test_the_documented_way_to_show_scripts_works(tmp_path: Path) -> None:
     written(home)
     config = read(f'{TOML[1]}\n[agents.main]\ntools = ["skills"]\n', home)
     told = await SkillReader(SkillLibrary(config)).read(bare(), "release-notes", "")
-    assert f"For your commands its folder is {home}/skills/release-notes." in told
+    assert f"Your commands see its folder as {home}/skills/release-notes." in told
 
 
 async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +74,8 @@ async def test_the_documented_project_files_enter_the_prompt(tmp_path: Path, mon
 
 
 def test_the_documented_places_and_their_order_are_correct(tmp_path: Path) -> None:
-    said = re.findall(r"^\d\. `?([^`,]+)`?", PAGE.partition("the first one is used:")[2], re.MULTILINE)
-    assert said[0] == "skills" and said[1].startswith("the folders of") and tuple(said[2:4]) == IN_PROJECT
+    said = re.findall(r"^\d\. `?([^`,]+)`?", PAGE.partition("the first skill is used:")[2], re.MULTILINE)
+    assert said[0] == "skills" and said[1].startswith("the folders in") and tuple(said[2:4]) == IN_PROJECT
     assert SkillDiscovery(read("", tmp_path)).discover("main").entries == ()
 
 

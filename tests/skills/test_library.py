@@ -115,7 +115,7 @@ async def test_a_folder_that_does_not_answer_holds_up_no_session() -> None:
         for _ in range(3):
             clock.now += DISCOVERY_SECONDS
             assert await looks.of(DiscoveryKey("main")) == "look 1"
-        assert (len(looked), len(lines)) == (2, 1) and "does not answer" in lines[0]["event"]
+        assert (len(looked), len(lines)) == (2, 1) and "does not respond" in lines[0]["event"]
         hangs.clear()
         answers.set()
         while await looks.of(DiscoveryKey("main")) != "look 3":

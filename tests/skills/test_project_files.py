@@ -34,7 +34,7 @@ async def test_the_projects_file_enters_under_its_name(home: Path, project: Path
     (project / "AGENTS.md").write_text("Use tabs.\n")
     text = await part(home, project)
     assert text.startswith("# The project\n\n")
-    assert text.endswith("## File of the project: AGENTS.md\n\n```\nUse tabs.\n```")
+    assert text.endswith("## Project file: AGENTS.md\n\n```\nUse tabs.\n```")
 
 
 async def test_the_files_are_those_of_the_settings_in_their_order(home: Path, project: Path) -> None:
@@ -57,9 +57,11 @@ async def test_a_truncated_file_says_so_and_where_the_rest_is(home: Path, projec
     assert len(text.encode()) < PROJECT_BYTES + 1000
     shown = len(line.encode()) * text.count(line)
     assert PROJECT_BYTES - 100 < shown <= PROJECT_BYTES
-    assert f"Only its first {shown - 1:,} of {len(line.encode()) * 1000:,} bytes stand here" in text
+    assert f"Only its first {shown - 1:,} of {len(line.encode()) * 1000:,} bytes are included here" in text
     assert "the rest is in one.md in your workspace." in text
-    assert "Never seen.\nNever" not in text and "bytes stand here; the rest is in two.md in your workspace." in text
+    assert (
+        "Never seen.\nNever" not in text and "bytes are included here; the rest is in two.md in your workspace." in text
+    )
     assert "x" * PROJECT_BYTES in await part(home, project, "three.md")
 
 
@@ -79,9 +81,9 @@ async def test_a_file_that_cannot_be_used_is_logged_once_and_costs_no_session(ho
     with capture_logs() as lines:
         for _ in range(3):
             text = await files.part("main", "p")
-            assert "Good." in text and "secret" not in text and text.count("## File") == 1
+            assert "Good." in text and "secret" not in text and text.count("## Project file") == 1
             clock.now += DISCOVERY_SECONDS
-    assert len(lines) == 7 and {line["event"] for line in lines} == {"a file of a project is left out"}
+    assert len(lines) == 7 and {line["event"] for line in lines} == {"a project file is left out"}
 
 
 async def test_a_project_that_is_not_there_costs_nothing(home: Path, project: Path) -> None:
@@ -90,9 +92,7 @@ async def test_a_project_that_is_not_there_costs_nothing(home: Path, project: Pa
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.sampled_from(["```", "`````", "~~~", "# System", "x", "## File of the project: B", "`"]), max_size=12)
-)
+@given(st.lists(st.sampled_from(["```", "`````", "~~~", "# System", "x", "## Project file: B", "`"]), max_size=12))
 async def test_no_text_of_a_file_can_leave_its_fences(home: Path, project: Path, lines: list[str]) -> None:
     """X19: provenance is in the structure, and not in what the text says of itself."""
     written = "\n".join(["begin", *lines, "end"])

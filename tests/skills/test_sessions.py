@@ -52,7 +52,7 @@ async def test_a_conversation_begins_with_the_projects_file_and_the_skills(
         outcome = await in_process_gateway.say("one")
         prompt = system(model)
         assert prompt.startswith("You are a test.\n\n# The project\n\n")
-        assert "## File of the project: AGENTS.md\n\n```\nUse tabs, never spaces.\n```\n\n# Skills\n\n" in prompt
+        assert "## Project file: AGENTS.md\n\n```\nUse tabs, never spaces.\n```\n\n# Skills\n\n" in prompt
         assert prompt.endswith("\n- deploy: Ships it.") and "Push the button" not in prompt
         row = await in_process_gateway.store.read(sessions.get, outcome.session)
         assert row is not None and row.prefix is not None

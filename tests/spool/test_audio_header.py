@@ -280,7 +280,7 @@ async def test_a_large_sound_that_cannot_be_stored_is_refused_with_the_reason(st
     full = spool_of(tmp_path / "spool", store, quota=100_000)
     with pytest.raises(
         MediaLeftOut,
-        match=rf"limits\.spool_bytes, and it is too large \(\d+ bytes\) .* \({UNSPOOLED_BYTES} bytes per turn in all",
+        match=rf"limits\.spool_bytes, and it is too large \(\d+ bytes\) .* \({UNSPOOLED_BYTES} bytes per turn in total",
     ):
         await full.of(SESSION, None).media("x", wav(80))
     assert files(full) == {}

@@ -182,7 +182,7 @@ async def test_over_the_quota_a_picture_is_stored_in_its_message(store: Store, t
     (tmp_path / "file").write_text("in the way")
     for spool, why in (
         (spool_of(tmp_path / "spool", store, quota=100_000), "this conversation has used up its limits.spool_bytes"),
-        (spool_of(tmp_path / "file", store), "the disk refused it (File exists)"),
+        (spool_of(tmp_path / "file", store), "it could not be written (File exists)"),
     ):
         mine = spool.of(SESSION, None)
         media = await mine.media("noise", data)
@@ -215,7 +215,7 @@ async def test_media_that_the_spool_refuses_is_stored_inline_up_to_a_limit(
     for left_out in [found["second sound"], *([] if pillow else [found["large picture"]])]:
         assert (
             why in left_out
-            and f"({UNSPOOLED_BYTES} bytes per turn in all)" in left_out
+            and f"({UNSPOOLED_BYTES} bytes per turn in total)" in left_out
             and left_out.endswith("free some space.")
         )
     if pillow:

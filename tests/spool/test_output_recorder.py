@@ -230,7 +230,7 @@ async def test_if_the_folder_cannot_be_made_the_excerpt_is_kept(store: Store, tm
     (tmp_path / "spool").write_text("in the way")
     spool = spool_of(tmp_path / "spool", store)
     shown = await recorded(spool.of(SESSION, None).record("tool"), [b"start\n", b"x" * 5000, b"\nend"])
-    assert shown.startswith("start\n") and shown.endswith("end") and "disk refused" in shown
+    assert shown.startswith("start\n") and shown.endswith("end") and "could not be written" in shown
     assert len(shown.encode()) <= ROOM and not ID.search(shown)
     assert (spool.stats().refused, spool.stats().writing) == (1, 0)
 
@@ -247,7 +247,7 @@ async def test_a_disk_error_is_an_open_problem_until_a_file_can_be_stored(store:
         (problem,) = store.stats().problems
         assert (problem.kind, problem.count) == ("spool", 5)
         assert "File exists" in problem.text and "room" not in problem.text
-        assert [line["event"] for line in lines] == ["the disk refuses a file of the spool"]
+        assert [line["event"] for line in lines] == ["a spool file cannot be written to the disk"]
     root.unlink()
     await spool.sweep()
     assert not store.stats().problems
@@ -277,7 +277,10 @@ async def test_if_the_disk_is_full_the_excerpt_is_kept(tmp_path: Path) -> None:
     if not await to_thread.run_sync(can_mount):
         pytest.skip("this machine allows no mounts of one's own")
     found = await to_thread.run_sync(lambda: in_child("full", str(tmp_path), namespace=True))
-    assert "disk refused it (No space left on device)" in found["text"] and "disk refused" in found["streamed"]
+    assert (
+        "it could not be written (No space left on device)" in found["text"]
+        and "could not be written" in found["streamed"]
+    )
     assert found["files"] == "0" and found["descriptors"] == "0"
     assert found["after"] == "kept"
 
@@ -287,14 +290,17 @@ async def test_if_the_disk_is_read_only_the_excerpt_is_kept(tmp_path: Path) -> N
     if not await to_thread.run_sync(can_mount):
         pytest.skip("this machine allows no mounts of one's own")
     found = await to_thread.run_sync(lambda: in_child("read-only", str(tmp_path), namespace=True))
-    assert "disk refused it (Read-only file system)" in found["text"] and "disk refused" in found["streamed"]
+    assert (
+        "it could not be written (Read-only file system)" in found["text"]
+        and "could not be written" in found["streamed"]
+    )
     assert found["descriptors"] == "0"
 
 
 async def test_if_the_file_may_not_grow_the_excerpt_is_kept(tmp_path: Path) -> None:
     """D5: because of the process's limit on file sizes, which works on every machine."""
     found = await to_thread.run_sync(lambda: in_child("limited", str(tmp_path)))
-    assert "disk refused it (File too large)" in found["text"] and "disk refused" in found["streamed"]
+    assert "it could not be written (File too large)" in found["text"] and "could not be written" in found["streamed"]
     assert found["files"] == "0" and found["descriptors"] == "0"
 
 

@@ -51,7 +51,7 @@ def told(gateway: Core) -> str:
     return msgspec.json.encode(gateway.requests()[-1]).decode()
 
 
-def grows(model: ScriptedModel) -> None:
+def check_growth(model: ScriptedModel) -> None:
     assert model.stats()["refused"] == 0
     for earlier, later in itertools.pairwise([request.body for request in model.recorded]):
         assert later.startswith(earlier.removesuffix(b"]}"))
@@ -88,7 +88,7 @@ async def test_a_model_receives_sounds_and_its_requests_only_grow_over_unload_an
     async with running(home, model, project) as gateway:
         await gateway.say("four")
         assert sent_sounds(gateway) == [LARGE, SONG, SMALL, LARGE]
-        grows(model)
+        check_growth(model)
 
 
 async def test_the_tool_in_the_documentation_works(home: Path, model: ScriptedModel) -> None:
@@ -157,9 +157,9 @@ async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_report
         outcome = await gateway.say('[together read_file {"path":"speech.txt"} read_file {"path":"long.wav"}] one')
         assert outcome.state == "answered"
         assert sent_sounds(gateway) == [LARGE]
-        assert "stored in its message, since the disk refused it" in told(gateway)
+        assert "stored in its message, since it could not be written" in told(gateway)
         (notice,) = outcome.notices
-        assert notice.startswith('The sound "long.wav" cannot be sent: the disk refused it') and "2097152" in notice
+        assert notice.startswith('The sound "long.wav" cannot be sent: it could not be written') and "2097152" in notice
         assert msgspec.json.encode(notice).decode()[1:-1] in told(gateway)
         record = gateway.components.presence.get(outcome.session)
         assert record is not None and isinstance(record.resident, Conversation)
@@ -167,4 +167,4 @@ async def test_sounds_that_the_spool_refuses_are_inline_and_omissions_are_report
     async with running(home, model, project) as gateway:
         await gateway.say("two")
         assert sent_sounds(gateway) == [LARGE]
-        grows(model)
+        check_growth(model)

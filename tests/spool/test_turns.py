@@ -55,7 +55,7 @@ async def messages_until(gateway: Core, session: str, until: int) -> list[Messag
     return found
 
 
-def grows(model: ScriptedModel) -> None:
+def check_growth(model: ScriptedModel) -> None:
     assert model.stats()["refused"] == 0
     for earlier, later in itertools.pairwise([request.body for request in model.recorded]):
         assert later.startswith(earlier.removesuffix(b"]}"))
@@ -83,7 +83,7 @@ async def test_a_model_sees_pictures_and_its_requests_only_grow_over_unload_and_
     async with running(home, model) as gateway:
         await gateway.say("four")
         assert seen(gateway) == [LARGE, SMALL, LARGE, LARGE]
-        grows(model)
+        check_growth(model)
 
 
 async def test_events_describe_a_picture_without_its_bytes(home: Path, model: ScriptedModel) -> None:
@@ -125,7 +125,7 @@ async def test_the_rest_of_a_result_is_read_with_the_tool_output(home: Path, mod
         results = [message["content"] for message in gateway.requests()[-1]["messages"] if message["role"] == "tool"]
         assert results[1] == "line 2500\n[line 2500 of 5000; continue with offset=2500]"
         assert results[2].startswith("4321 (byte 42093): line 4321\n[1 match")
-        grows(model)
+        check_growth(model)
 
 
 async def test_a_deleted_conversation_leaves_nothing_in_the_spool(home: Path, model: ScriptedModel) -> None:

@@ -8,6 +8,7 @@ from tidegate.store import (
     ApprovalRow,
     Db,
     NewApproval,
+    RuleOffer,
     SessionKind,
     SessionRow,
     Store,
@@ -70,9 +71,24 @@ def answered(db: Db, session: str, turn: str, answer: Message = ANSWER, now: flo
     turns.settle(db, turn, state="answered", finish="stop", usage=answer.usage or Usage(), steps=1, now=now)
 
 
-def ask(db: Db, session: str, id: str, *, turn: str = "t_1", expires: float | None = None) -> ApprovalRow:
+OFFER = RuleOffer(
+    principal=OWNER, agent="main", tool="shell", origin="built-in", fingerprint=b"f", place="workspace",
+    grounds=(("main", "approvals = strict"),),
+)  # fmt: skip
+
+
+def ask(
+    db: Db,
+    session: str,
+    id: str,
+    *,
+    turn: str = "t_1",
+    expires: float | None = None,
+    offer: RuleOffer | None = None,
+) -> ApprovalRow:
     """An approval that waits for the session's owner."""
-    request = NewApproval(kind="approval", tool="shell", digest=approvals.action_digest("shell", "{}"), summary="rm x")
+    digest = approvals.action_digest("shell", "{}")
+    request = NewApproval(kind="approval", tool="shell", digest=digest, summary="rm x", offer=offer)
     return approvals.ask(
         db, id=id, session=session, turn=turn, step=f"tool-{id}", request=request, now=1.0, expires=expires
     )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.store.rows import OWNER, new_session, new_turn
-from tidegate.cli import audit as command
+from tidegate.cli.commands import audit as command
 from tidegate.errors import TidegateError
 from tidegate.store import AuditKind, AuditRow, Db, Store, approvals, audit, intents, maintenance, principals, sessions
 from tidegate.store.rows import NewApproval

@@ -14,7 +14,7 @@ from tidegate.store.sqlite.connections import connect
 
 SOURCE = Path(tidegate.__file__).parent
 STORE = SOURCE / "store"
-COMMON = sorted([*(STORE / "tables").glob("*.py"), STORE / "maintenance.py"])
+COMMON = sorted([*(STORE / "tables").rglob("*.py"), STORE / "maintenance.py"])
 
 
 @pytest.fixture

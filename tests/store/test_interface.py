@@ -87,9 +87,14 @@ def test_a_session_is_locked_before_anything_is_read_or_written(connection: Conn
     assert db.calls[0] == "lock turn t_1"
 
 
+def _file(name: str) -> Path:
+    [found] = TABLES.rglob(f"{name}.py")
+    return found
+
+
 @pytest.mark.parametrize("name", LOCKED)
 def test_every_function_that_changes_a_session_locks_it_first(name: str) -> None:
-    unlocked = set(_unlocked(ast.parse((TABLES / f"{name}.py").read_text())))
+    unlocked = set(_unlocked(ast.parse(_file(name).read_text())))
     assert unlocked == {each.partition(".")[2] for each in WITHOUT_LOCK if each.startswith(f"{name}.")}
 
 
@@ -234,7 +239,7 @@ def _locks_first(function: ast.FunctionDef) -> bool:
 LOCKING = {
     f"{name}.{node.name}"
     for name in LOCKED
-    for node in ast.parse((TABLES / f"{name}.py").read_text()).body
+    for node in ast.parse(_file(name).read_text()).body
     if isinstance(node, ast.FunctionDef) and any(map(_is_db, ast.walk(node))) and _locks_first(node)
 }
 """The functions of the tables that lock a session first."""

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.store.rows import OWNER, answered, ask, complete_turn, new_session, new_turn, user_message
+from tests.store.rows import OFFER, OWNER, answered, ask, complete_turn, new_session, new_turn, user_message
 from tidegate.recall import recall as recalling
 from tidegate.store import (
     AllWords,
@@ -16,6 +16,7 @@ from tidegate.store import (
     StopRequest,
     Store,
     SummaryRow,
+    approval_rules,
     approvals,
     audit,
     dialect,
@@ -52,6 +53,7 @@ GROWING = (
     "intents",
     "settings",
     "approvals",
+    "approval_rules",
     "outbox",
     "processes",
     "workspaces",
@@ -140,6 +142,25 @@ def own(db: Db, session: str, turn: str) -> None:
     approvals.open_of(db, session, 2.0)
     approvals.answer(db, "ap_1", decision="approved", principal=OWNER, role="user", now=2.0)
     approvals.expire(db, 2.0, 10)
+    for number, scope in enumerate(("conversation", "always")):
+        ask(db, session, f"ap_1{number}", turn=turn, offer=OFFER)
+        approvals.answer(
+            db,
+            f"ap_1{number}",
+            decision="approved",
+            principal=OWNER,
+            role="user",
+            now=2.0,
+            scope=scope,
+            rule=f"ar_{number}",
+        )
+    [first, _] = approval_rules.of_tool(db, OFFER, b"d", session)
+    approval_rules.use(db, first.id, turn=turn, step="tool-0-0", session=session, digest=b"d", now=2.0)
+    approval_rules.has_void(db, OFFER)
+    approval_rules.remove_void(db, OFFER, 2.0)
+    approval_rules.listing(db, principal=OWNER)
+    approval_rules.listing(db, session=session)
+    approval_rules.remove(db, first.id, principal=OWNER, by=OWNER, now=2.0)
     approvals.cancel_call(db, turn, "tool-0-0", 2.0)
     approvals.cancel_turn(db, turn, 2.0)
     for id in ("pr_1", "pr_2"):
@@ -190,6 +211,7 @@ def recall(db: Db, session: str) -> None:
     """The statements of recall."""
     search_index.index(db)
     search_index.index_former(db)
+    search_index.sweep(db)
     search_index.count_unindexed(db)
     analyzer = search_index.analyzer(db)
     for principal, one in ((OWNER, None), (OWNER, session)):
@@ -198,8 +220,7 @@ def recall(db: Db, session: str) -> None:
         asked = ranking.Question("hello", analyzer, 1.0)
         ranking.search_ranked(db, asked, lambda found: found, principal=principal, session=one, own=session)
     for whose in (OWNER, None):
-        session_search.search_mentions(db, "hello", principal=whose, ended=None, below=search_index.LAST, limit=9)
-        session_search.search_titles(db, "hello", principal=whose, ended=None, limit=9)
+        session_search.find(db, "hello", principal=whose)
     search.mention(db, 1, "t_9")
     search_index.sessions_below(db, OWNER, 1 << 30, 10)
     search_index.session_of(db, OWNER, 0)

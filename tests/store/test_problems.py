@@ -14,8 +14,8 @@ from anyio import to_thread
 
 from tests.logs import capture_logs
 from tests.store.rows import bulk, get_meta, new_session, new_turn, put_meta
+from tidegate.error_mapping import failure_of
 from tidegate.errors import Conflict, DiskFailed, StoreBusy, StoreDamaged, StoreFailed, StoreFull, StoreLost
-from tidegate.failures import failure_of
 from tidegate.store import Problems, Store, maintenance
 from tidegate.store.sqlite import writer
 from tidegate.store.sqlite.errors import disk_failure, translate

@@ -170,6 +170,25 @@ async def test_a_deleted_conversation_leaves_nothing_in_the_index(store: Store) 
     assert [id for id, _, _ in await found(store, "tide")] == ["s_2"]
 
 
+async def test_the_last_word_is_completed_however_many_words_begin_with_it(store: Store) -> None:
+    """X06: words of other people and of deleted messages complete nothing."""
+    for id, principal in (("s_1", OWNER), ("s_2", OTHER), ("s_3", OWNER)):
+        await store.write(new_session, id, principal=principal)
+        await store.write(complete_turn, id, f"t_{id}", f"carpenter's carpet {id.replace('_', 'x')}")
+    assert await sessions_with(store, "carpet", principal=OWNER) == ["s_3", "s_1"]
+    assert await sessions_with(store, "carpen", principal=OTHER) == ["s_2"]
+    assert await sessions_with(store, "carp sx", principal=OWNER) == []
+    await store.write(sessions.delete, "s_2")
+    assert await sessions_with(store, "sx", principal=None) == ["s_3", "s_1"]
+    await store.write(search_index.sweep)
+    await store.write(sessions.delete, "s_3")  # while a sweep has begun
+    while await store.write(search_index.sweep):
+        pass
+    assert await sessions_with(store, "carp", principal=OWNER) == ["s_1"]
+    kept = [row[0] for row in await store.read(lambda db: db.execute("SELECT term FROM index_words").fetchall())]
+    assert "sx1" in kept and not {"sx2", "sx3"} & set(kept) and "carpent" in kept
+
+
 async def test_ended_sessions_are_found_apart(store: Store) -> None:
     """V06: their transcripts and titles stay readable."""
     for id in ("s_1", "s_2"):
@@ -228,9 +247,8 @@ def test_any_text_is_a_valid_query(tmp_path: Path) -> None:
         search_index.index(db)
 
         def find(db: Db, query: str) -> list[str]:
-            told = session_search.search_titles(db, query, principal=OWNER, ended=None, limit=20)
-            said, _ = session_search.search_mentions(db, query, principal=OWNER, ended=None, below=1 << 60, limit=20)
-            return [*told, *(each.id for each in said)]
+            found = session_search.find(db, query, principal=OWNER)
+            return [each.id for each in found[0]] if found else []
 
         @given(query=st.text() | st.text("\"'*()^:-+{}_%ANDORNEAR \x00\u19b0"))
         @examples(max_examples=200)

@@ -4,7 +4,6 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -12,10 +11,9 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
-from tests.project.quick import example_count
+from tests.project.quick import check_machine
 from tests.store.rows import ANSWER, new_session, new_turn
 from tidegate.agent.context import View
 from tidegate.store import ElisionRow, SummaryRow, messages, migrations, sessions, summaries, turns
@@ -150,6 +148,4 @@ class Tree(RuleBasedStateMachine):
 
 def test_every_place_is_shown_exactly_once_whatever_is_summarised_and_undone() -> None:
     """S35"""
-    run_state_machine_as_test(
-        Tree, settings=settings(max_examples=example_count(60), stateful_step_count=30, deadline=None)
-    )  # type: ignore[no-untyped-call]
+    check_machine(Tree, examples=60, steps=30)

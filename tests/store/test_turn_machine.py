@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -13,10 +12,9 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
-from tests.project.quick import example_count
+from tests.project.quick import check_machine
 from tests.store.rows import ANSWER, new_session, new_turn, user_message
 from tidegate.errors import Conflict, EarlierTurnOpen, NotFound
 from tidegate.store import messages, migrations, open_turns, sessions, turns
@@ -217,9 +215,7 @@ class Turns(RuleBasedStateMachine):
 def test_every_accepted_message_appears_exactly_once_whatever_happens() -> None:
     """F4, S14, S02: each is waiting, in one turn, withdrawn, or in the transcript as unanswered; an ended session
     accepts nothing more."""
-    run_state_machine_as_test(
-        Turns, settings=settings(max_examples=example_count(25), stateful_step_count=40, deadline=None)
-    )
+    check_machine(Turns, examples=25, steps=40)
 
 
 def test_missing_turns_and_sessions_are_not_found(tmp_path: Path) -> None:

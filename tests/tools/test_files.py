@@ -153,7 +153,7 @@ async def test_a_line_longer_than_a_page_is_shown_in_part_and_can_be_passed(
         shown, _, place = page.rpartition("\n")
         assert line.startswith(shown)
         assert len(shown.encode()) > PAGE_BYTES - 4
-        assert place == "[line 1 is longer than a page, this is its beginning; the next line is at offset=1]"
+        assert place == "[line 1 is longer than a page; this is its beginning; the next line is at offset=1]"
     assert (await read(yard, spool, "long", offset=1)).startswith("next\n")
 
 
@@ -251,7 +251,7 @@ async def test_empty_and_oversized_folders_are_reported(yard: Yard) -> None:
     yard.put({f"many/{number:03}": "" for number in range(most + 1)})
     *entries, note = (await listed(yard.files(), "many")).split("\n")
     assert entries == [f"0 many/{number:03}" for number in range(most)]
-    assert note == f"[not all: there are more than {most}; choose a folder below or a glob]"
+    assert note == f"[not all: there are more than {most}; choose a subfolder or a glob]"
 
 
 # -- search_files --
@@ -295,4 +295,4 @@ async def test_a_file_changed_during_the_search_is_reported(yard: Yard, monkeypa
         return real(*arguments)
 
     monkeypatch.setattr(file_search, "lines_around", changing)
-    assert (await found(yard, "hit")).startswith("a\n[changed during the search: search again]\n")
+    assert (await found(yard, "hit")).startswith("a\n[changed during the search; search again]\n")

@@ -12,7 +12,7 @@ from tests.workspaces.harness import alive, token, until
 from tests.workspaces.harness import open_workspaces as room
 from tidegate.errors import ToolFailed
 from tidegate.tools import Result
-from tidegate.tools.builtin.process import process
+from tidegate.tools.builtin.terminal.processes import process
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +112,7 @@ async def test_a_process_that_runs_too_long_is_ended_and_reported(tmp_path: Path
         await until(lambda: not _runs(caller, session))
         assert alive(mark) == []
         told = await workspaces.take_notices(session)
-        assert "'late'" in told and "was ended by signal" in told
+        assert "'late'" in told and "was killed by signal" in told
         assert "It reached its time limit of 1 s (workspaces.process_seconds)." in told
 
 

@@ -45,7 +45,7 @@ async def test_without_a_name_all_are_listed(home: Path) -> None:
     for name in ("two", "one"):
         skill(home / "skills", name)
     assert await call(config) == "- one: What one is for.\n- two: What two is for."
-    assert "give the name" in await refusal(config, "", "x.md")
+    assert "specify the skill's name" in await refusal(config, "", "x.md")
 
 
 async def test_a_skill_is_read_with_a_heading_of_the_gateway(home: Path) -> None:
@@ -67,12 +67,12 @@ async def test_the_path_of_the_skill_folder_for_commands_is_shown(home: Path, tm
     skill(home / "skills", "mine", run_sh="true")
     config = configured(home, project=project)
     assert "Skill ours, of the project.\n" in await call(config, "ours")
-    assert "For your commands its folder is .claude/skills/ours." in await call(config, "ours")
+    assert "Your commands see its folder as .claude/skills/ours." in await call(config, "ours")
     assert "cannot see its folder" in await call(config, "mine")
     shown = configured(home, toml='[workspaces]\nread_only = ["skills"]\n')
-    assert f"its folder is {home}/skills/mine." in await call(shown, "mine")
+    assert f"commands see its folder as {home}/skills/mine." in await call(shown, "mine")
     open_to_all = configured(home, toml='[workspaces]\nbackend = "local"\n')
-    assert f"its folder is {home}/skills/mine." in await call(open_to_all, "mine")
+    assert f"commands see its folder as {home}/skills/mine." in await call(open_to_all, "mine")
 
 
 async def test_a_file_is_read_whole_or_to_its_bound(home: Path) -> None:

@@ -98,7 +98,7 @@ async def test_invalid_bytes_are_shown_as_replacements(caller: ToolCaller) -> No
 
 async def test_a_timeout_is_reported_with_advice(caller: ToolCaller) -> None:
     result = await caller.terminal(command="sleep 1000", timeout=0.3)
-    assert result.failed and "[it took longer than 0.3 s and was ended; give it a longer timeout" in result.text
+    assert result.failed and "[it took longer than 0.3 s and was stopped; give it a longer timeout" in result.text
 
 
 async def test_the_operator_limits_the_timeout(caller: ToolCaller) -> None:
@@ -111,8 +111,8 @@ async def test_background_processes_are_ended_with_a_hint_at_the_tool_process(ca
     mark = token()
     result = await caller.terminal(command=f"sleep {mark} & echo started")
     assert result.text == (
-        "started\n[1 process that it had left running in the background was ended; use the tool process for what is to "
-        "go on running]"
+        "started\n[1 process that it had left running in the background was killed; use the tool process for "
+        "anything that should keep running]"
     )
     assert not result.failed and alive(mark) == []
 

@@ -184,4 +184,4 @@ async def test_a_context_without_web_access_fails() -> None:
     from tests.tools.contexts import bare
 
     mine = Agent(bare(), Path("/nowhere"))
-    assert await refusal(mine, "http://example.org/") == "There is no access to the web here."
+    assert await refusal(mine, "http://example.org/") == "Web access is not available here."

@@ -137,11 +137,11 @@ async def test_media_that_the_spool_refuses_comes_with_the_result_up_to_a_limit(
         (home / "spool").write_text("in the way")
         (media,) = (await mine.fetch(found.url)).media
         assert (media.data, media.spooled) == (sound, "")
-        assert "the disk refused it" in media.note
+        assert "it could not be written" in media.note
         for _ in range(2):
             await mine.fetch(found.url)
         message = await refusal(mine, found.url)
-        assert "cannot be sent: the disk refused it" in message and "2097152 bytes per turn in all" in message
+        assert "cannot be sent: it could not be written" in message and "2097152 bytes per turn in total" in message
 
 
 async def test_another_file_is_only_saved(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ async def test_an_error_status_is_reported(tmp_path: Path, status: int) -> None:
         return web.Response(status=status)
 
     async with site(handler) as found, agent(tmp_path) as mine:
-        assert f"answered {status}" in await refusal(mine, found.url)
+        assert f"responded with {status}" in await refusal(mine, found.url)
 
 
 @pytest.mark.parametrize(

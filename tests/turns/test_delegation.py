@@ -30,7 +30,7 @@ async def test_a_task_is_answered_and_the_answer_is_said_to_be_the_agents(home: 
     async with delegating(home, model) as gateway:
         outcome = await gateway.say(f"{task('helper', '[say forty two]')} [say thanks]")
         assert (outcome.state, outcome.text) == ("answered", "thanks")
-        assert result(gateway) == ["The answer of the agent 'helper':\n\nforty two"]
+        assert result(gateway) == ["The answer from agent 'helper':\n\nforty two"]
         _, given, _ = gateway.requests()
         assert given["messages"][0]["content"].startswith("You help.")
         told = json.dumps(given["messages"][1])
@@ -61,7 +61,7 @@ async def test_a_failed_or_stopped_task_is_a_result_and_no_failure_of_the_turn(
         assert "was stopped before it had an answer. The turn was stopped by its user." in result(gateway)[-1]
         assert "Its text until then:\n\nw0" in result(gateway)[-1]
         outcome = await gateway.say(f"{task('helper', '[words 0]')} [say so be it]")
-        assert (outcome.text, result(gateway)[-1]) == ("so be it", "The agent 'helper' gave an empty answer.")
+        assert (outcome.text, result(gateway)[-1]) == ("so be it", "The agent 'helper' returned an empty answer.")
 
 
 async def test_a_long_answer_is_bounded_and_the_rest_is_in_the_spool(home: Path, model: ScriptedModel) -> None:
@@ -69,7 +69,7 @@ async def test_a_long_answer_is_bounded_and_the_rest_is_in_the_spool(home: Path,
     async with delegating(home, model, "[limits]\ntool_output_bytes = 2000") as gateway:
         await gateway.say(f"{task('helper', '[words 2000]')} [say read]")
         [shown] = result(gateway)
-        assert shown.startswith("The answer of the agent 'helper':") and len(shown) < 3000 and "output" in shown
+        assert shown.startswith("The answer from agent 'helper':") and len(shown) < 3000 and "output" in shown
         assert "output" in [each["function"]["name"] for each in gateway.requests()[0]["tools"]]
         assert (await rows(gateway))["spooled"] == 1
 
@@ -82,7 +82,7 @@ async def test_the_prompt_says_which_agents_there_are_and_does_not_change(home: 
         first, second = gateway.requests()
         assert first["messages"][0] == second["messages"][0] and first["tools"] == second["tools"]
         assert first["messages"][0]["content"].endswith(
-            "With the tool `delegate` you can give tasks to these agents:\n- helper: Looks things up.\n- second"
+            "With the tool `delegate` you can delegate tasks to these agents:\n- helper: Looks things up.\n- second"
         )
         await gateway.store.write(lambda db: db.execute('UPDATE principals SET agents = \'["main", "second"]\''))
         await gateway.say("three", "other")
@@ -124,8 +124,8 @@ async def test_tasks_are_handed_on_so_deep_and_no_deeper(home: Path, model: Scri
     async with delegating(home, model, "[limits]\ndelegate_depth = 2") as gateway:
         assert (await gateway.say(deep)).text == "done"
         assert [result(gateway, number) for number in (3, 4)] == [
-            ["The answer of the agent 'second':\n\nat the bottom"],
-            ["The answer of the agent 'helper':\n\nhalf way"],
+            ["The answer from agent 'second':\n\nat the bottom"],
+            ["The answer from agent 'helper':\n\nhalf way"],
         ]
     async with delegating(home, model, "[limits]\ndelegate_depth = 1") as gateway:
         model.reset()
@@ -187,7 +187,7 @@ async def test_so_many_tasks_of_a_turn_are_worked_on_at_once_and_the_others_wait
     said = f"{task(*tasks[0], together=tasks[1:])} [say all]"
     async with delegating(home, model, "[limits]\ndelegates = 2", toolsets={"busy": Toolset((busy,))}) as gateway:
         assert (await gateway.say(said)).text == "all"
-        assert result(gateway) == [f"The answer of the agent 'second':\n\n{number}" for number in range(6)]
+        assert result(gateway) == [f"The answer from agent 'second':\n\n{number}" for number in range(6)]
         assert most == 2 and running == 0
         await until_idle(gateway)
         assert await rows(gateway) == NOTHING_LEFT

@@ -55,9 +55,9 @@ async def test_readers_of_a_turn_see_the_agent_calls_and_text_of_its_tasks(home:
         events = await events_of(gateway, accepted.turn)
         calls = {event.call_id for event in events if isinstance(event, ToolProgress)}
         first, second = (progress([e for e in events if getattr(e, "call_id", "") == id]) for id in sorted(calls))
-        assert first.startswith("[helper] works on the task\n[helper] delegate {")
-        assert "[second] works on the task\n[second] clock {}\nthe time" in first and first.endswith("so late")
-        assert second == "[second] works on the task\nbeside"
+        assert first.startswith("[helper] is working on the task\n[helper] delegate {")
+        assert "[second] is working on the task\n[second] clock {}\nthe time" in first and first.endswith("so late")
+        assert second == "[second] is working on the task\nbeside"
 
 
 async def test_the_progress_of_a_task_is_bounded(home: Path, model: ScriptedModel) -> None:

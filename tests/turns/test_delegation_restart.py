@@ -34,7 +34,7 @@ async def test_a_task_that_ran_goes_on_with_its_turn(
     async with delegating(home, model, limits) as gateway:
         outcome = await gateway.answered(accepted.turn)
         assert (outcome.state, outcome.text) == ("answered", "done")
-        assert result(gateway) == ["The answer of the agent 'helper':\n\nfound"]
+        assert result(gateway) == ["The answer from agent 'helper':\n\nfound"]
         await until_idle(gateway)
         assert (await rows(gateway))["sessions"] == 1 and (await rows(gateway))["receipts"] == 0
 
@@ -84,14 +84,13 @@ async def test_a_turn_that_is_stopping_gives_no_task_and_goes_on_with_it_later(
         assert (await gateway.answered(accepted.turn)).text == "done"
 
 
-@pytest.mark.parametrize("why", ["one-shot", "resumes", "ended", "agent gone"])
+@pytest.mark.parametrize("why", ["one-shot", "ended", "agent gone"])
 async def test_a_task_of_a_turn_that_is_not_resumed_is_stopped_and_leaves_nothing(
     home: Path, model: ScriptedModel, why: str
 ) -> None:
     """F4, S17, S18: for whatever reason, at the next start, with its folder; no model is called for it again."""
-    limits = f"[limits]\nresumes = {0 if why == 'resumes' else 3}"
     said = task("helper", '[tool write_file {"path": "a", "content": "b"}] ' + task("second", "[hold gate]"))
-    async with delegating(home, model, limits, drain=None) as gateway:
+    async with delegating(home, model, drain=None) as gateway:
         accepted = await gateway.accept(said, None if why == "one-shot" else "talk")
         with anyio.fail_after(WAIT):
             await model.held("gate")
@@ -101,7 +100,7 @@ async def test_a_task_of_a_turn_that_is_not_resumed_is_stopped_and_leaves_nothin
                 lambda db: sessions.end(db, accepted.session, reason="new", hooks=(), now=gateway.components.clock())
             )
     asked = model.counts["requests"]
-    toml = configured(model, limits)
+    toml = configured(model, "")
     if why == "agent gone":
         toml = toml.replace("[agents.main]", "[agents.another]", 1)
     model.release("gate")
@@ -121,27 +120,28 @@ async def test_a_task_of_a_turn_that_is_not_resumed_is_stopped_and_leaves_nothin
         assert not any(count for name, count in gateway.service.census().items() if name != "residents")
 
 
+@pytest.mark.parametrize("resumes", [0, 1])
 async def test_a_task_that_kills_the_gateway_is_given_up_and_reported_to_its_turn(
-    home: Path, model: ScriptedModel
+    home: Path, model: ScriptedModel, resumes: int
 ) -> None:
     """S17, L23: its waiting parent is not given up with it."""
-    limits = "[limits]\nresumes = 1"
+    limits = f"[limits]\nresumes = {resumes}"
     async with delegating(home, model, limits, drain=None) as gateway:
         accepted = await gateway.accept(f"{task('second', '[hang]')} [say so be it]")
         with anyio.fail_after(WAIT):
             while model.counts["requests"] < 2:
                 await anyio.sleep(0.001)
-    asked = model.counts["requests"]
-    async with delegating(home, model, limits, drain=None):
-        with anyio.fail_after(WAIT):
-            while model.counts["requests"] <= asked:
-                await anyio.sleep(0.001)
+    for _ in range(resumes):
+        asked = model.counts["requests"]
+        async with delegating(home, model, limits, drain=None):
+            with anyio.fail_after(WAIT):
+                while model.counts["requests"] <= asked:
+                    await anyio.sleep(0.001)
     async with delegating(home, model, limits) as gateway:
         outcome = await gateway.answered(accepted.turn)
         assert (outcome.state, outcome.text) == ("answered", "so be it")
-        assert "limits.resumes is 1" in result(gateway)[0] and result(gateway)[0].startswith(
-            "The agent 'second' failed"
-        )
+        assert f"limits.resumes is {resumes}" in result(gateway)[0]
+        assert result(gateway)[0].startswith("The agent 'second' failed")
 
 
 async def test_a_task_that_failed_before_a_crash_is_not_tried_again(home: Path, model: ScriptedModel) -> None:

@@ -12,9 +12,9 @@ from tidegate.security.policy import parse
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "subagents.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 SAID = [
-    ["delegate gave me this:", "The answer of the agent 'researcher':", "the tide is high"],
-    ["The answer of the agent 'researcher':", "high", "The answer of the agent 'reviewer':", "low"],
-    ["The answer of the agent 'researcher':", "The answer of the agent 'reviewer':", "all is well"],
+    ["delegate gave me this:", "The answer from agent 'researcher':", "the tide is high"],
+    ["The answer from agent 'researcher':", "high", "The answer from agent 'reviewer':", "low"],
+    ["The answer from agent 'researcher':", "The answer from agent 'reviewer':", "all is well"],
 ]
 """The output of the commands, in order."""
 

@@ -229,7 +229,9 @@ async def test_a_retry_after_ten_minutes_is_a_new_turn(gateway: InProcessGateway
 
 
 async def test_a_plain_client_leaves_no_receipt(gateway: InProcessGateway) -> None:
-    """H19: a client without a key or a retry header costs nothing."""
-    await chat(gateway)
+    """H19, V18: a client without a key or a retry header; of a one-shot call, the outcome is kept for minutes."""
     await chat(gateway, session="n")
+    assert await gateway.store.read(lambda db: db.execute("SELECT count(*) FROM receipts").get) == 0
+    await chat(gateway)
+    await gateway.store.write(receipts.prune, time.time() + receipts.FOLLOWED_SECONDS, 100)
     assert await gateway.store.read(lambda db: db.execute("SELECT count(*) FROM receipts").get) == 0

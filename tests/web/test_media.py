@@ -59,7 +59,7 @@ def given_to(model: ScriptedModel) -> list[bytes]:
     return found
 
 
-def grows(model: ScriptedModel) -> None:
+def check_growth(model: ScriptedModel) -> None:
     assert model.stats()["refused"] == 0
     for earlier, later in itertools.pairwise([request.body for request in model.recorded]):
         assert later.startswith(earlier.removesuffix(b"]}"))
@@ -90,7 +90,7 @@ async def test_media_reach_the_model_unchanged_even_after_a_restart(home: Path, 
     async with in_process_gateway(home, model=model) as gateway:
         await gateway.chat("and now?", "ears")
         assert given_to(model) == everything
-    grows(model)
+    check_growth(model)
 
 
 async def test_a_call_without_a_session_may_have_media_anywhere_and_leaves_none(
@@ -311,12 +311,12 @@ async def test_media_beyond_the_quota_stay_with_their_message_after_a_restart(ho
         asked = len(model.recorded)
         reply = await post(h, user_message(sound(wav(70)), "listen"), headers=named)
         assert reply.status == 503, reply.body
-        assert "the disk refused it" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
+        assert "it could not be written" in reply.error["message"] and "2097152 bytes" in reply.error["message"]
         assert len(model.recorded) == asked, "nothing of it was taken in"
     async with in_process_gateway(home, model=model) as h:
         assert (await post(h, user_message("again"), headers=named)).status == 200
         assert given_to(model) == [LARGE, photograph]
-        grows(model)
+        check_growth(model)
 
 
 async def test_over_the_quota_media_of_one_message_are_kept_while_there_is_space(

@@ -118,6 +118,53 @@ async def test_other_users_questions_are_404(careful: InProcessGateway, deeds: E
     assert await outcome(careful, turn) == "done" and deeds.done == []
 
 
+async def test_an_approval_may_be_given_for_more_than_its_call_and_is_listed_and_removed(
+    careful: InProcessGateway, deeds: EffectRecord
+) -> None:
+    """S29, X14: with one of the scopes that the request names; from then on nobody is asked, until it is removed."""
+    session, turn, row = await begin(careful, PUSH)
+    assert [choice["scope"] for choice in row["scopes"]] == ["call", "conversation", "always"]
+    for body, param in (
+        ({"decision": "approved", "scope": "forever"}, "scope"),
+        ({"decision": "approved", "scope": None}, "scope"),
+        ({"decision": "denied", "scope": "always"}, "scope"),
+    ):
+        refused = await answer(careful, row["id"], **body)
+        assert (refused.status, refused.error["param"]) == (400, param), body
+    given = await answer(careful, row["id"], decision="approved", scope="always")
+    assert (given.status, given.json["scope"], given.json["scopes"]) == (200, "always", [])
+    assert await outcome(careful, turn) == "done"
+    assert (await chat(careful, PUSH)).text == "done" and deeds.done == ["a", "a"]
+    listed = (await call(careful, "GET", "/api/approval-rules")).json
+    [rule] = listed["rules"]
+    assert not listed["more"] and rule["allows"] == row["scopes"][2]["allows"]
+    assert (rule["person"], rule["given_by"], rule["uses"], rule["conversation"]) == ("owner", "owner", 1, None)
+    for query, found in (({"principal": "owner"}, [rule]), ({"principal": "x"}, []), ({"session": session}, [])):
+        assert (await call(careful, "GET", "/api/approval-rules", params=query)).json["rules"] == found
+    assert (await call(careful, "GET", "/api/approval-rules", params={"limit": "0"})).status == 400
+    path = f"/api/approval-rules/{rule['id']}"
+    assert (await call(careful, "DELETE", path)).status == 204
+    gone = await call(careful, "DELETE", path)
+    assert (gone.status, gone.error["code"]) == (404, "rule_not_found")
+    assert (await chat(careful, PUSH)).text == "done" and deeds.done == ["a", "a"]
+
+
+async def test_stored_approvals_of_others_are_neither_shown_nor_removed(careful: InProcessGateway) -> None:
+    """X06, X11: the owner sees everybody's; a member may not store one for all conversations."""
+    anna, bert = await careful.add_key("anna"), await careful.add_key("bert")
+    _, turn, row = await begin(careful, PUSH, anna)
+    refused = await answer(careful, row["id"], anna, decision="approved", scope="always")
+    assert (refused.status, refused.error["code"]) == (403, "right_missing")
+    assert (await answer(careful, row["id"], anna, decision="approved", scope="conversation")).status == 200
+    assert await outcome(careful, turn) == "done"
+    [rule] = (await call(careful, "GET", "/api/approval-rules", key=anna)).json["rules"]
+    assert (await call(careful, "GET", "/api/approval-rules")).json["rules"] == [rule]
+    for query in ({}, {"principal": "anna"}, {"session": rule["conversation"]}):
+        assert (await call(careful, "GET", "/api/approval-rules", key=bert, params=query)).json["rules"] == []
+    assert (await call(careful, "DELETE", f"/api/approval-rules/{rule['id']}", key=bert)).status == 404
+    assert (await call(careful, "DELETE", f"/api/approval-rules/{rule['id']}", key=anna)).status == 204
+
+
 async def test_a_list_is_bounded_and_says_whether_there_are_more(careful: InProcessGateway) -> None:
     """L24: oldest first."""
     rows = [(await begin(careful, PUSH))[2] for _ in range(3)]

@@ -165,10 +165,10 @@ async def test_a_plain_stream_ends_with_an_error_when_the_answer_restarts_after_
     """H11, H22: sent text is never withdrawn silently; a client that gets all events is told and gets the new
     answer."""
     async with in_process_gateway(home, toml=core.settings(model).replace("retries = 0", "retries = 1")) as gateway:
-        await _broken_off(gateway, model)
+        await check_broken_off(gateway, model)
 
 
-async def _broken_off(gateway: InProcessGateway, model: ScriptedModel) -> None:
+async def check_broken_off(gateway: InProcessGateway, model: ScriptedModel) -> None:
     broken = "x [words 40] [cut after=3 times=1]"
     plain = await chat(gateway, broken, stream=True, session="a")
     assert plain.status == 200

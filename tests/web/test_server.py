@@ -211,6 +211,7 @@ async def test_a_client_that_does_not_read_the_rest_is_dropped(gateway: InProces
             await anyio.sleep(0.01)
         while gateway.server.connections:
             await anyio.sleep(0.01)
+    assert gateway.service.status().turns.answered == 1
 
 
 async def test_running_answers_are_finished_when_the_server_stops(home: Path, model: ScriptedModel) -> None:

@@ -71,7 +71,7 @@ async def test_a_refused_code_says_why_and_how_long_links_work(gateway: InProces
     """H23: a user should know that a link was already used."""
     used, expired = await gateway.code(), await gateway.code(seconds=-1)
     await call(gateway, "POST", "/api/login", json={"code": used}, key="")
-    for code, why in ((used, "was already used"), (expired, "for 15 minutes"), ("tgc_x", "for 15 minutes")):
+    for code, why in ((used, "has already been used"), (expired, "for 15 minutes"), ("tgc_x", "for 15 minutes")):
         reply = await call(gateway, "POST", "/api/login", json={"code": code}, key="")
         assert reply.status == 401
         assert why in reply.error["message"] and "`tidegate status --link`" in reply.error["message"]

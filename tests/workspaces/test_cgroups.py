@@ -145,7 +145,7 @@ async def test_a_background_process_killed_for_its_memory_is_reported(groups: Cg
         await harness.of(session).start("large", f"exec python3 -c '{SHARE}'")
         await until(lambda: harness.live_sandbox(session).running == {})  # type: ignore[union-attr]
         told = await harness.take_notices(session)
-        assert "'large'" in told and "was ended by signal 9" in told and "workspaces.memory_bytes" in told
+        assert "'large'" in told and "was killed by signal 9" in told and "workspaces.memory_bytes" in told
 
 
 # -- what becomes of groups --------------------------------------------------------------------------------------------

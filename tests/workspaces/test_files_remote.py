@@ -241,7 +241,7 @@ async def test_any_output_of_the_other_machine_is_only_an_answer(
         assert await result_or_refusal(call) in (
             "Files on the other machine cannot be reached: no reason was given.",
             "The other machine sent an answer that cannot be read.",
-            "The file was changed while it was read: read it again.",
+            "The file was changed while it was being read; read it again.",
         )
 
 

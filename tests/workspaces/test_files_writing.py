@@ -108,7 +108,7 @@ async def test_a_path_that_cannot_be_a_file_is_refused(file_tree: FileTree) -> N
     for path, said in (
         ("folder", "is a folder"),
         (".", "is a folder"),
-        ("new/", "names a folder"),
+        ("new/", "is a folder"),
         ("folder/file/x", "not a folder"),
         ("x" * 300, "File name too long"),
         ("../x", "leads out"),

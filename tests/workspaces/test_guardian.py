@@ -162,7 +162,7 @@ def test_a_guardian_leaves_no_zombies() -> None:
 
         soon(lambda: len(children()) == 1)
         one.process.send_signal(signal.SIGUSR1)
-        one.over()
+        assert one.over() == (-signal.SIGKILL, 0)
 
 
 # -- what it is --------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_guardian_and_its_command_share_no_streams() -> None:
         soon(lambda: {str((guard / str(fd)).readlink()) for fd in range(3)} == {os.devnull})
         soon(lambda: {fd.name for fd in given.iterdir()} == {"0", "1", "2"})
         one.process.send_signal(signal.SIGUSR1)
-        one.over()
+        assert one.over() == (-signal.SIGKILL, 0)
 
 
 @pytest.mark.parametrize("module", [guardian, keeper])

@@ -60,7 +60,7 @@ async def test_a_sandbox_ended_from_outside_is_opened_again_and_the_agent_is_tol
     await until(lambda: not harness.live_sandbox(session).running)  # type: ignore[union-attr]
     assert await harness.output_of(session, "pwd; cat file") == "/tmp\nkept"
     told = await harness.take_notices(session)
-    assert "ended from outside" in told and "'server'" in told
+    assert "killed from outside" in told and "'server'" in told
     assert [view.state for view in await harness.of(session).list()] == ["lost"]
     assert alive(mark) == []
 
@@ -74,7 +74,7 @@ async def test_the_loss_of_an_idle_sandbox_is_reported_too(harness: WorkspaceHar
         os.kill(box_pid(harness, session), signal.SIGKILL)
         await live_sandbox.sandbox.wait()
         await look()
-        assert "The sandbox of this conversation's commands was ended from outside" in await harness.take_notices(
+        assert "The sandbox of this conversation's commands was killed from outside" in await harness.take_notices(
             session
         )
         assert await harness.output_of(session, "echo fine") == "fine"
@@ -109,7 +109,7 @@ async def test_a_command_whose_sandbox_is_ended_reports_the_reason(harness: Work
     await until(lambda: alive(f"sleep\0{mark}"))
     os.kill(box_pid(harness, session), signal.SIGKILL)
     done, _ = await running
-    assert done.code != 0 and "ended from outside" in done.note
+    assert done.code != 0 and "killed from outside" in done.note
     assert await harness.output_of(session, "echo fine") == "fine"
 
 
@@ -267,7 +267,7 @@ async def test_a_process_of_a_session_that_ended_meanwhile_is_not_started_again(
         await harness.of(session).start("server", f"sleep {mark}", restart=True)
     async with open_workspaces(home) as harness:
         await harness.end(session)
-        await harness.workspaces._restart()
+        await harness.workspaces.restart_processes()
         assert alive(mark) == []
 
 

@@ -222,6 +222,7 @@ async def test_nothing_outlives_a_gateway_that_is_killed(tmp_path: Path, trap: s
         child.close()
     await until(lambda: not alive(mark))
     await until(lambda: not [pid for pid in alive("workspaces/backends/guardian.py") if str(tmp_path) in _cwd(pid)])
+    assert not alive(mark)
 
 
 def _cwd(pid: int) -> str:

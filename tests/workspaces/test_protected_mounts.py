@@ -141,7 +141,7 @@ async def test_a_bare_repository_beside_a_damaged_one_is_disarmed(
         with contextlib.suppress(subprocess.CalledProcessError):  # it is damaged
             git(project, "status")
         assert not proof.exists() and (project / "HEAD.refused").exists() and not (project / "HEAD").exists()
-        assert "was put beside .git" in await harness.take_notices(session)
+        assert "was put next to .git" in await harness.take_notices(session)
 
 
 async def test_git_works_in_a_sandbox(home: Path, project: Path) -> None:

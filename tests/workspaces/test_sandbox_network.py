@@ -196,6 +196,7 @@ async def test_the_network_helper_ends_with_a_killed_gateway(home: Path) -> None
     """L14: although the network helper itself holds the namespace open."""
     children = killed(home)
     await until(lambda: not any(map(_name, children)))
+    assert not list(filter(None, map(_name, children)))
 
 
 async def test_a_sandbox_whose_network_helper_was_killed_is_opened_again(home: Path) -> None:

@@ -260,6 +260,7 @@ async def test_killing_the_keeper_ends_everything(place: Place) -> None:
         await child.end(0)
         await place.sandbox.wait()
     child.close()
+    assert not place.sandbox.alive
 
 
 async def test_processes_of_a_killed_guardian_are_ended_by_their_mark(place: Place) -> None:
@@ -333,6 +334,7 @@ async def test_nothing_outlives_a_gateway_that_is_killed(server: Sshd, tmp_path:
         child.close()
     await until(lambda: not alive(mark))
     await until(lambda: not alive(f"IdentityFile={server.folder}"))
+    assert not alive(mark)
     await until(lambda: not server.connections())
 
 

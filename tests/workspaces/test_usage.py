@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from tests.workspaces.harness import WAIT, WorkspaceHarness, open_workspaces, until
-from tidegate.cli.status import commands
+from tidegate.cli.commands.status import commands
 from tidegate.errors import ToolFailed
 from tidegate.workspaces.bounds import WorkspaceBounds
 
@@ -163,7 +163,7 @@ async def begin(harness: WorkspaceHarness, session: str, program: str, amount: i
     await until(lambda: (folder / "ready").exists() or not harness.live_sandbox(session).running)  # type: ignore[union-attr]
 
 
-async def ended(harness: WorkspaceHarness, session: str, setting: str) -> None:
+async def check_ended(harness: WorkspaceHarness, session: str, setting: str) -> None:
     with anyio.fail_after(WAIT):
         while harness.live_sandbox(session).running:  # type: ignore[union-attr]
             await harness.workspaces.reconcile()
@@ -184,7 +184,7 @@ async def test_shared_memory_counts(home: Path, backend: str, program: str) -> N
     async with open_workspaces(home, backend=backend, polled=True, memory_bytes=64 * MIB) as harness:
         session = await harness.new_session()
         await begin(harness, session, program, 100)
-        await ended(harness, session, "workspaces.memory_bytes")
+        await check_ended(harness, session, "workspaces.memory_bytes")
 
 
 @pytest.mark.parametrize("program", [SEGMENT, SHM], ids=["System V", "POSIX, without a name"])
@@ -198,7 +198,7 @@ async def test_unmapped_shared_memory_counts(home: Path, program: str) -> None:
             load = await harness.live_sandbox(session).sandbox.load()  # type: ignore[union-attr]
             assert 30 * MIB <= load.memory_bytes < 64 * MIB
         else:
-            await ended(harness, session, "workspaces.memory_bytes")
+            await check_ended(harness, session, "workspaces.memory_bytes")
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
@@ -208,7 +208,7 @@ async def test_the_kernels_memory_for_address_spaces_counts(home: Path, backend:
     async with open_workspaces(home, backend=backend, polled=True, memory_bytes=32 * MIB) as harness:
         session = await harness.new_session()
         await begin(harness, session, program, 30)
-        await ended(harness, session, "workspaces.memory_bytes")
+        await check_ended(harness, session, "workspaces.memory_bytes")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_the_kernels_memory_for_other_objects_counts(home: Path, program: 
     async with open_workspaces(home, polled=True, memory_bytes=64 * MIB) as harness:
         session = await harness.new_session()
         await begin(harness, session, program, 100)
-        await ended(harness, session, "workspaces.memory_bytes")
+        await check_ended(harness, session, "workspaces.memory_bytes")
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "local"])
@@ -243,7 +243,7 @@ async def test_a_deleted_file_counts_until_it_is_closed(home: Path, backend: str
     async with open_workspaces(home, backend=backend, disk_bytes=4 * MIB) as harness:
         session = await harness.new_session()
         await begin(harness, session, program, 8)
-        await ended(harness, session, "workspaces.disk_bytes")
+        await check_ended(harness, session, "workspaces.disk_bytes")
 
 
 async def test_a_folder_unreadable_to_its_own_user_is_measured(home: Path) -> None:

@@ -1,10 +1,10 @@
 """A resident conversation: a session as the model sees it, kept in memory between turns.
 
 Guarantee: every message is encoded once, when it is appended, and the encoded history only grows at its end. Loading
-the same rows from the store again produces the same bytes. However long the conversation is, only its newest part is in
-memory. The results of one step are encoded together, once the last result has arrived. Spooled media are loaded only
-while a request is written. A conversation owns its history and one lease on the shared model client. `release` releases
-both and has no other effect: unloading a session does not end the session.
+the same rows from the store again produces the same bytes. Only the newest part of a conversation is in memory, however
+long the conversation is. The results of one step are encoded together, once the last result has arrived. Spooled media
+are loaded only while a request is being written. A conversation owns its history and one lease on the shared model
+client. `release` releases both and does nothing else: unloading a session does not end it.
 """
 
 import asyncio
@@ -26,32 +26,31 @@ from tidegate.values import Call, Media, Message
 log = Log(__name__)
 
 BASE_OVERHEAD = 1024
-"""Bytes of the conversation object itself: its record, lists and lease."""
+"""Size of the conversation object itself, in bytes: its record, lists and lease."""
 
 REQUEST_OVERHEAD = 2048
-"""Bytes of a request in addition to its messages: the list of pieces, the headers and the parameters."""
+"""Size of a request without its messages, in bytes: the list of pieces, the headers and the parameters."""
 
 MEDIA_OVERHEAD = 256
-"""Bytes of a picture, audio clip or document of which only the name is in memory."""
+"""Bytes of memory per picture, audio clip or document of which only the name is kept in memory."""
 
 LOADED_BYTES = 20 * 1024 * 1024
-"""The maximum number of bytes of spooled media in one request, before base64 encoding. This is the limit of the
-strictest provider. If there are more media, only the first are sent, so that the request still begins like the previous
-one."""
+"""Maximum total size of the spooled media in one request, before base64 encoding. This is the strictest provider's
+limit. Beyond it, only the first media are sent, so that the request still begins like the previous one."""
 
 PICTURE_TEXT_BYTES = 6400
-"""Bytes of text that cost about as many tokens as a picture of any size."""
+"""Bytes of text that cost about as many tokens as one picture of any size."""
 
 DOCUMENT_PAGE_BYTES = 50_000
-"""Assumed size of a document page, between text pages (smaller) and scanned pages (larger). A page costs about as many
-tokens as a picture, since providers pass it to the model as a picture."""
+"""Assumed size of a document page: more than a page of text, less than a scanned page. A page costs about as many
+tokens as a picture, since providers pass it to the model as one."""
 
 DOCUMENT_PAGES = 100
-"""The maximum number of pages assumed for a document. The size of a long scanned document says little about its
+"""Maximum number of pages assumed for a document, since the size of a long scanned document says little about its
 cost."""
 
 FRAME_BYTES = 64
-"""Bytes that any wire format adds around the text of a message."""
+"""Bytes that any wire format adds around a message's text."""
 
 SOUND_TEXT_BYTES = 128
 """Bytes of text that cost about as many tokens as one second of audio."""
@@ -61,9 +60,9 @@ SOUND_SECONDS = 60.0
 
 CONTINUE = Message(
     role="user",
-    aside="The answer above is not complete. Go on exactly where it breaks off, without repeating any of it.",
+    aside="The answer above is not complete. Continue exactly where it breaks off, without repeating any of it.",
 )
-"""Appended if a conversation ends with an answer and the model's wire format does not allow that ending."""
+"""Appended if a conversation ends with an answer and the model's wire format does not allow this."""
 
 Keep = Callable[[HistoryState, Sequence[bytes]], Awaitable[None]]
 """Caches an encoded history until the conversation is loaded again."""
@@ -130,7 +129,7 @@ class Conversation:
         self.model = model
         self.prefix = prefix
         self.prefix_bytes = len(prefix.system) + len(prefix.tools)
-        """Bytes of the prompt and the tools."""
+        """Size of the prompt and the tools, in bytes."""
         self.tools = tools
         self.signature = signature
         self.version = -1
@@ -142,15 +141,15 @@ class Conversation:
         self._load = load
         self._keep = keep
         self._missing_results = 0
-        """The number of results of the last answer's calls that have not arrived yet."""
+        """The number of results still missing for the last answer's calls."""
         self._results: list[Message] = []  # lint: allow at most as many as an answer has calls
-        """The results of the last answer's calls that have arrived."""
+        """The results received so far for the last answer's calls."""
         self._call_order: dict[str, int] = {}  # lint: allow one for each call of an answer
-        """The position of each of the last answer's calls, by id. The caller's results may arrive in any order and
-        later than those of the agent's tools. They are sorted so that a model reads all results in the order of the
-        calls, as it does when they come from the store."""
+        """The position of each of the last answer's calls, by id. The caller's results may arrive in any order, and
+        later than the results of the agent's tools. They are sorted so that the model reads all results in call order,
+        just as when they are loaded from the store."""
         self._unloaded = 0
-        """The number of entries of the history that are not encoded."""
+        """The number of history entries that are not encoded."""
         self._estimated = 0
         self._loaded = 0
         self._asking = False
@@ -162,11 +161,11 @@ class Conversation:
         """True if the conversation must be rebuilt before the next request because part of the current turn has been
         summarised."""
         self.summary_task: asyncio.Task[None] | None = None
-        """The task that writes a summary in the background; it ends with this conversation."""
+        """The background task that writes a summary; it ends with this conversation."""
         self.cooldown: tuple[float, str] | None = None
-        """The time until which no summary of the conversation is requested from a model, and the reason."""
+        """The time until which no model is asked for a summary of the conversation, and the reason."""
         self._counted: tuple[int, int] | None = None
-        """The provider's token count of a request, and the size of that request in bytes."""
+        """The provider's token count for a request, and that request's size in bytes."""
         self._bound = ""
         self._lease: Lease | None = lease
         self.extend(messages)
@@ -175,9 +174,8 @@ class Conversation:
         self.extend((message,))
 
     def extend(self, messages: Iterable[Message]) -> None:
-        """Appends messages in order. Each is encoded separately, and they are added to the history together. This
-        accounts for the whole cost of loading a conversation again, so the code path for plain messages is kept
-        short."""
+        """Appends messages in order. Each is encoded separately, and all are added to the history together. Reloading a
+        conversation spends all its time here, so the code path for plain messages is kept short."""
         encode = self.model.wire.encode
         encoded: list[bytes] = []
         counted: list[tuple[Message, int]] = []
@@ -210,7 +208,7 @@ class Conversation:
             self._note_count(counted)
 
     def _with_carried(self, answer: Message) -> Message:
-        """Returns the answer, without its carried reasoning if the reasoning may not be sent back."""
+        """Returns the answer, without the reasoning that it carries if that may not be sent back."""
         if answer.bound != self.bound:
             return msgspec.structs.replace(answer, carried=())
         if answer.model == self.model.provider_model:
@@ -218,9 +216,9 @@ class Conversation:
         return answer
 
     def _note_count(self, answers: Sequence[tuple[Message, int]]) -> None:
-        """Finds the last of these answers that belongs to the current view and applies the provider's token count from
-        it, so that estimates are as accurate after a reload as before. Each answer is paired with the size of the
-        messages before it, in bytes."""
+        """Takes the provider's token count from the last of these answers that belongs to the current view, so that
+        estimates are as accurate after a reload as before. Each answer is paired with the size of the messages before
+        it, in bytes."""
         for answer, size_before in reversed(answers):
             same = answer.model == self.model.provider_model and answer.bound.partition("/")[2] == self.mark
             tokens = 0 if answer.usage is None or answer.usage.estimated else answer.usage.input
@@ -236,8 +234,8 @@ class Conversation:
         self.rebuild(messages, self.mark)
 
     def rebuild(self, messages: Iterable[Message], mark: str, *, tokens: int | None = None) -> None:
-        """Replaces the messages by those of a new view, which have about `tokens` tokens. Reasoning carried by answers
-        under another mark is left out."""
+        """Replaces the messages with those of a new view, about `tokens` tokens long. Reasoning carried by answers from
+        a view with another mark is left out."""
         self.mark = mark
         self.is_outdated = False
         self._bound = ""
@@ -254,7 +252,7 @@ class Conversation:
         self._asking = True
         try:
             await self.history.settle()
-            # Only the model holds the written history, and it drops the history once the request is made.
+            # Only the model holds the written history, and drops it once the request has been sent.
             answer = await self.model.ask(self.prefix, await self._write(), call, on_text=on_text, on_reset=on_reset)
         finally:
             self._asking = False
@@ -263,8 +261,8 @@ class Conversation:
 
     @property
     def bound(self) -> str:
-        """A fingerprint of the prefix, the mark and the era. A provider may refuse signed reasoning after any prefix
-        other than the one under which it was created."""
+        """A fingerprint of the prefix, the mark and the era. A provider may refuse signed reasoning if the prefix
+        before it differs from the one it was created with."""
         if not self._bound:
             digest = hashlib.blake2b(self.prefix.tools + b"," + self.prefix.system, digest_size=6).hexdigest()
             self._bound = f"{digest}.{self.era}" if self.era else digest
@@ -280,12 +278,13 @@ class Conversation:
 
     @property
     def has_token_count(self) -> bool:
-        """True if the provider has counted the tokens of a request with the current view."""
+        """True if the provider has reported a token count for the current view."""
         return self._counted is not None
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of a request made now: the provider's last count plus an estimate for later messages."""
+        """The number of tokens that a request would have now: the provider's last count plus an estimate for later
+        messages."""
         if self._counted is None:
             return self.model.token_estimate.tokens(self.estimated_bytes)
         tokens, size = self._counted
@@ -293,18 +292,18 @@ class Conversation:
 
     @property
     def needs_fitting(self) -> bool:
-        """True if the next request must be fitted into the model's window, or rebuilt, before it is sent. This is
-        checked before every step, so it is cheap."""
+        """True if the next request must be fitted into the model's window, or rebuilt, before it is sent. Cheap, since
+        it is checked before every step."""
         return self.is_outdated or self.tokens > self.fit_above
 
     @property
     def weight(self) -> int:
-        """The number of bytes in memory."""
+        """Bytes of memory used."""
         return BASE_OVERHEAD + self.history.memory
 
     @property
     def estimated_bytes(self) -> int:
-        """The size of a request made now, given as the number of bytes of text that would cost about as much."""
+        """The size that a request would have now, as the number of bytes of text that would cost about as much."""
         return self._estimated + self.prefix_bytes
 
     @property
@@ -314,8 +313,8 @@ class Conversation:
 
     @property
     def request_bytes(self) -> int:
-        """Bytes of the request in progress, which is kept for a retry. Parts that the request shares with the history
-        or with other conversations are not included."""
+        """Bytes of memory used by the request in progress, which is kept for a retry. Parts shared with the history or
+        with other conversations are not included."""
         return REQUEST_OVERHEAD + self.history.filed + self._loaded if self._asking else 0
 
     async def release(self) -> None:
@@ -329,7 +328,7 @@ class Conversation:
         self.history.release()
 
     async def _keep_history(self) -> None:
-        """Caches the history if it matches the store, is fully encoded, and has a result for every call."""
+        """Caches the history if it matches the store, is fully encoded and contains a result for every call."""
         if self._keep is None or self.version < 0 or self._unloaded or self._missing_results > 0:
             return
         state = HistoryState(
@@ -360,8 +359,8 @@ class Conversation:
         self._add(results, encoded)
 
     def _add(self, group: Group, encoded: list[bytes]) -> None:
-        """Encodes a group of messages together and adds the result to `encoded`, the list of pieces to append to the
-        history next."""
+        """Encodes a group of messages together, and adds the result to `encoded`, the pieces to append to the history
+        next."""
         shown = [media for message in group for media in message.media if self.model.wire.takes(media.media_type)]
         if any(media.spooled for media in shown):
             self._unloaded += 1
@@ -386,7 +385,7 @@ class Conversation:
         return wire.encode_results(group) if group[0].role == "tool" else wire.encode(group[0])
 
     async def _write(self) -> Sequence[bytes]:
-        """Returns the history with all media loaded and with an ending that the model can answer."""
+        """Returns the history with all media loaded and with an ending that the model accepts."""
         history = await self.history.read()
         written = await self._write_media(history) if self._unloaded else cast(Sequence[bytes], history)
         if self._ends_with_answer and not self.model.wire.continues_answers:
@@ -410,7 +409,7 @@ class Conversation:
         return written
 
     async def _with_media(self, message: Message, bytes_left: int) -> tuple[Message, int]:
-        """Returns the message with its spooled media loaded, and the number of bytes left for other media. Media that
+        """Returns the message with its spooled media loaded, and the number of bytes left for further media. Media that
         cannot be loaded or exceed the limit are replaced with a short text."""
         kept: list[Media] = []
         lost: list[str] = []
@@ -420,7 +419,7 @@ class Conversation:
                 try:
                     data = await self._load(media.spooled) if bytes_left >= 0 else b""
                 except OSError as error:
-                    log.warning("cannot read media of a conversation", id=media.spooled, error=error.strerror)
+                    log.warning("cannot read a conversation's media", id=media.spooled, error=error.strerror)
                     lost.append(f"{kind} {place} is no longer available.")
                     continue
                 bytes_left -= len(data)
@@ -440,14 +439,14 @@ class Conversation:
 
 
 def weigh(message: Message) -> int:
-    """Returns the estimated cost of a message in a request in any wire format, in bytes of text."""
+    """Returns the estimated cost of a message in a request, in bytes of text, whatever the wire format."""
     calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.calls)
     text = len(message.text.encode(errors="replace")) + len(message.aside.encode(errors="replace"))
     return FRAME_BYTES + text + calls + sum(map(weigh_media, message.media))
 
 
 def _framed(group: Group) -> int:
-    """Returns the estimated number of bytes that the text of these messages has when it is sent."""
+    """Returns the estimated size of these messages' text as it is sent, in bytes."""
     return sum(FRAME_BYTES + len(message.text) + len(message.aside) for message in group)
 
 

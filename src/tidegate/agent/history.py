@@ -1,9 +1,9 @@
-"""The encoded messages of a conversation. The newest are in memory, older ones in a file.
+"""A conversation's encoded messages: the newest in memory, older ones in a file.
 
-Guarantee: appended messages are read back in order, byte for byte, in a bounded number of pieces, so that a request
-costs the same however long the history is. After `settle`, memory use is bounded, and the rest of the history is in an
-unnamed file. The file leaves nothing behind even if the process is killed. If writing fails, everything stays in
-memory. A history owns its file; `release` closes it.
+Guarantee: appended messages are read back in order, byte for byte, in a bounded number of pieces, so a request costs
+the same however long the history is. After `settle`, memory use is bounded, and the rest of the history is in an
+unnamed file, which leaves nothing behind even if the process is killed. If writing to the file fails, everything stays
+in memory. A history owns its file; `release` closes it.
 """
 
 import os
@@ -19,23 +19,24 @@ from tidegate.values import Message
 log = Log(__name__)
 
 IN_MEMORY_BYTES = 256 * 1024
-"""Above this size, the oldest messages are moved to the file. This is about ten times the size of a typical
-conversation, so most never need a file."""
+"""Above this size, the oldest messages are moved to the file. This is about ten times a typical conversation's size, so
+most conversations never need a file."""
 
 KEPT_BYTES = 128 * 1024
-"""Bytes that stay in memory after messages were moved. This is well below the threshold, so moves are rare."""
+"""Bytes that stay in memory after messages have been moved to the file. This is well below the threshold, so moves are
+rare."""
 
 ROW_OVERHEAD = 64
-"""Bytes of an encoded message in addition to its text: the object's header and its slot in the list."""
+"""Overhead of an encoded message, in bytes: the object's header and its slot in the list."""
 
 PIECES = 64
 """The number of pieces in memory at which old pieces are joined."""
 
 KEPT_PIECES = 16
-"""The number of newest pieces that are not joined, because a wire format may have to look at them."""
+"""The number of newest pieces that are not joined, because a wire format may have to inspect them."""
 
 Group = tuple[Message, ...]
-"""Messages that are encoded together: one message, or all results of one model step."""
+"""Messages that are encoded together: one message, or all tool results of one model step."""
 
 Overflow = Callable[[], BinaryIO]
 """Opens an unnamed file. Raises OSError if that fails."""
@@ -85,7 +86,7 @@ class History:
             self._fold()
 
     def extend(self, encoded: list[bytes]) -> None:
-        """Adds newly encoded pieces. If there are too many pieces, all but the newest are joined into one."""
+        """Adds newly encoded pieces. If this makes too many pieces, all but the newest are joined into one."""
         if len(encoded) >= PIECES:
             self.append(b",".join(encoded[:-KEPT_PIECES]))
             encoded = encoded[-KEPT_PIECES:]
@@ -124,7 +125,7 @@ class History:
             self._file = None
 
     def _fold(self) -> None:
-        """Joins neighbouring pieces. This happens rarely, and the amount copied is bounded by the limit on memory."""
+        """Joins neighbouring pieces. This is rare, and the memory limit bounds the amount copied."""
         old, self.parts[:-KEPT_PIECES] = self.parts[:-KEPT_PIECES], []
         folded: list[bytes | Group | Run] = []
         for kind, parts in groupby(old, type):
@@ -164,7 +165,7 @@ class History:
             self._write(b"".join(moving))
         except OSError as error:
             log.warning(
-                "a long conversation stays in memory, because it cannot be written to disk", error=error.strerror
+                "a long conversation stays in memory because it cannot be written to disk", error=error.strerror
             )
             self._overflow = None
             return
@@ -192,6 +193,6 @@ def read_whole(file: int, start: int, length: int) -> bytes:
     while len(data) < length:  # one read may return less
         more = os.pread(file, length - len(data), start + len(data))
         if not more:
-            raise OSError("the file of a long conversation is truncated")
+            raise OSError("a long conversation's file is truncated")
         data += more
     return data

@@ -1,13 +1,13 @@
-"""A cache of encoded histories of unloaded conversations, in one file of bounded size.
+"""A cache for the encoded histories of unloaded conversations, in one file of bounded size.
 
-When a conversation is loaded again, its history is read from here instead of being decoded and encoded message by
+When a conversation is reloaded, its history is read from this cache instead of being decoded and encoded message by
 message, so the cost does not depend on the number of messages.
 
 Guarantee: a hit returns exactly the bytes that were cached, and only for the same signature and version of the session.
-On a miss, the caller reads the store. Each entry is returned at most once. The file is unnamed, so nothing outlives the
-process. It is used as a ring: the newest entries overwrite the oldest. Histories that arrive during a write are written
-together afterwards. Their total size is bounded, so unloading frees memory even if the disk is slow. After a failed
-write, nothing more is cached. The cache owns the file; `close` closes it.
+On a miss, the caller reads the store. Each entry is returned at most once. The file is unnamed, so it does not outlive
+the process. It is a ring buffer: new entries overwrite the oldest. Histories that arrive during a write are then
+written together. Their total size is bounded, so unloading frees memory even if the disk is slow. After a failed write,
+nothing else is cached. The cache owns the file; `close` closes it.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ from tidegate.values import Frozen
 log = Log(__name__)
 
 FILE_BYTES = 64 * 1024 * 1024
-"""Size of the file, which is enough for a few hundred long conversations. The file is usually in the page cache."""
+"""Size of the file: enough for a few hundred long conversations. The file is usually in the page cache."""
 
 LEAST_BYTES = 16 * 1024
-"""Size of the smallest history that is cached. Encoding a shorter history again costs no more than reading it from a
+"""Size of the smallest history worth caching. Encoding a shorter one again costs no more than reading it from a
 file."""
 
 MOST_BYTES = FILE_BYTES // 16
-"""Size of the largest history that is cached. A longer history would overwrite too many others."""
+"""Size of the largest history that is cached. A longer one would overwrite too many other entries."""
 
 WAITING_BYTES = FILE_BYTES // 8
-"""The maximum number of bytes of histories that may wait to be written. Further histories are not cached, to save
+"""Maximum total size of the histories that are waiting to be written. Further histories are not cached, to save
 memory."""
 
 ENTRIES = 1024
-"""The maximum number of entries in the cache: as many histories of usual length as the file can hold."""
+"""Maximum number of entries: as many histories of typical length as fit into the file."""
 
 
 class HistoryState(Frozen, frozen=True):
-    """The state of a conversation that is cached together with the bytes of its history."""
+    """The part of a conversation's state that is cached with its encoded history."""
 
     signature: bytes
     version: int
@@ -55,7 +55,7 @@ class HistoryState(Frozen, frozen=True):
 
 
 class PendingHistory:
-    """A history that waits to be written to the file."""
+    """A history that is waiting to be written to the file."""
 
     __slots__ = ("lengths", "pieces", "session", "state")
 
@@ -67,8 +67,8 @@ class PendingHistory:
 
 
 class CachedHistory(Frozen, frozen=True):
-    """The position of a history in the file. `start` counts the bytes written since the file was opened; `lengths` are
-    the lengths of the pieces."""
+    """A history's position in the file. `start` is counted in bytes written since the file was opened; `lengths` are
+    the pieces' lengths."""
 
     state: HistoryState
     start: int
@@ -119,7 +119,7 @@ class HistoryCache:
         try:
             await to_thread.run_sync(self._write, batch, start % self._size)
         except OSError as error:
-            log.warning("cannot cache the history of a conversation", error=error.strerror)
+            log.warning("cannot cache a conversation's history", error=error.strerror)
             self._closed = True
             return
         for waiting in batch:
@@ -139,7 +139,7 @@ class HistoryCache:
                 read_whole, self._file.fileno(), entry.start % self._size, sum(entry.lengths)
             )
         except OSError as error:
-            log.warning("cannot read the cached history of a conversation", error=error.strerror)
+            log.warning("cannot read a conversation's cached history", error=error.strerror)
             return None
         if not self._is_there(entry):
             return None
@@ -162,7 +162,7 @@ class HistoryCache:
                 self._file = None
 
     def _is_there(self, entry: CachedHistory) -> bool:
-        """True if the entry has not been overwritten and is not being overwritten."""
+        """True if the entry has not been overwritten and is not being overwritten right now."""
         return self._end - entry.start <= self._size
 
     def _write(self, batch: Sequence[PendingHistory], offset: int) -> None:

@@ -1,19 +1,19 @@
-"""The agent loop: call the model, run the tools that it calls, and repeat until it answers.
+"""The agent loop: calls the model, runs the tools that it requests, and repeats this until the model answers.
 
-Guarantee: each model answer and each tool result is one journal step, and a replay follows the same order. Steering
-messages are added between steps, never within one. Every call has a result before the model is called again. A model
-that repeats the same calls with the same results is first warned, then stopped. The loop owns no objects: the turn owns
-the model step and the tool runner, and the engine owns the journal.
+Guarantee: each model answer and each tool result is one journal step, and a replay takes the steps in the same order.
+Steering messages are added between steps, never within one. Every call has a result before the model is called again.
+If a model keeps making the same calls with the same results, it is first warned, then stopped. The loop owns no
+objects: the turn owns the model step and the tool runner, and the engine owns the journal.
 """
 
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
+from tidegate.agent.interface import Turn
 from tidegate.agent.model_step import ModelStep
 from tidegate.agent.tool_results import MODEL_STEP
 from tidegate.agent.tool_runner import ToolRunner
-from tidegate.agent.turn import Turn
 from tidegate.errors import TurnFailed
 from tidegate.values import Call, Frozen, Message
 
@@ -21,7 +21,7 @@ REPEATED = "[You have made the same call {count} times with the same result. Do 
 
 
 class Bounds(Frozen, frozen=True):
-    """The limits of one turn."""
+    """The limits for one turn."""
 
     steps: int
     repeats: int
@@ -30,12 +30,12 @@ class Bounds(Frozen, frozen=True):
 async def run(
     turn: Turn, model_step: ModelStep, make_tool_runner: Callable[[], ToolRunner], call: Call, bounds: Bounds
 ) -> Message:
-    """Runs the turn to its answer and returns it. Most turns call no tool, so the tool runner is created at the first
-    tool call.
+    """Runs the turn and returns its answer. Most turns call no tools, so the tool runner is created only when the first
+    tool is called.
 
-    A step that calls the caller's tools ends the turn: the agent's own calls of that step run first, and the others are
-    left to the caller. A `tool_choice` that forces a call applies only to the first step; otherwise the turn would
-    never end.
+    A step with calls to the caller's tools ends the turn: first the step's calls to the agent's own tools are run; the
+    remaining calls are left to the caller. A `tool_choice` that forces a call applies only to the first step; otherwise
+    the turn would never end.
     """
     model_step.extend(turn.incoming)
     tool_runner: ToolRunner | None = None
@@ -62,13 +62,14 @@ async def run(
         if verdict is RepeatVerdict.STOP:
             raise TurnFailed(
                 f"The agent made the same tool call {2 * bounds.repeats} times in a row with the same result, so its "
-                "turn was ended; rephrase your request, or raise limits.repeats.",
+                f"turn was stopped; rephrase your request, or raise limits.repeats.",
                 code="loop",
             )
         if verdict is RepeatVerdict.WARN:
             model_step.extend(await _warn(turn, number, bounds.repeats))
     raise TurnFailed(
-        f"The agent used all {bounds.steps} steps of its turn without an answer; say 'go on' to continue, or raise "
+        f"The agent used all {bounds.steps} steps of its turn without reaching an answer; say 'go on' to continue, "
+        f"or raise "
         "limits.turn_steps.",
         code="step_limit",
     )
@@ -90,7 +91,7 @@ class RepeatVerdict(Enum):
 
 
 class LoopDetector:
-    """Counts consecutive identical rounds. A round is the calls of one model answer together with their results.
+    """Counts consecutive identical rounds. A round consists of the calls in one model answer and their results.
 
     A pure function of the turn's messages, so a replayed turn reaches the same verdicts.
     """

@@ -1,17 +1,17 @@
 """One model step of a turn, with its cost and with fallback to other models.
 
 Each model of the agent's chain is tried at most once per step, after its own retries. If a request is refused because
-of content that can be left out, the content is left out first and the request is sent to the same model again
+of content that can be left out, that content is removed first and the request is sent to the same model again
 (`Remedy`). Text already streamed from a failed model is withdrawn before the next model starts. If every model fails,
-the error names all of them. A request that comes close to its model's window is reduced before it is sent. A
-conversation that was unloaded while the turn waited for a person is loaded again before the next step.
+the error names all of them. A request that comes close to the limit of its model's window is reduced before it is sent.
+If the conversation was unloaded while the turn was waiting for a person, it is reloaded before the next step.
 
-No model is called once a budget is spent. The tokens of every call are reported to the budgets and to the turn, either
-as counted by the provider or as an estimate that is marked as such. Providers report their count at the end of an
-answer, so a call that is cut off can only be estimated. A call that restarts after part of its answer has arrived,
-whether streamed to the user or not, counts as two calls.
+No model is called once a budget is used up. The tokens of every call count towards the budgets and the turn's usage,
+either as reported by the provider or as an estimate, which is marked as such. Providers report token counts at the end
+of an answer, so the usage of a call that is cut off can only be estimated. A call that restarts after part of its
+answer has arrived, whether streamed to the user or not, counts as two calls.
 
-The turn owns its model step. Conversations are owned by the component that builds them.
+The turn owns its model step. Each conversation is owned by the component that built it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from tidegate.agent.conversation import Conversation
-from tidegate.agent.turn import Turn
+from tidegate.agent.interface import Turn
 from tidegate.errors import ModelFailed
 from tidegate.lifetimes import Presence, Present
 from tidegate.models import Model, checked_usage
@@ -31,16 +31,16 @@ from tidegate.values import BILLION, Call, Event, Frozen, Message, TextDelta, Te
 
 Remedy = Literal["thoughts", "context", "size", "documents"]
 """Ways to change a refused request so that the same model may accept it: leave out the reasoning carried by earlier
-answers, shorten old messages, or replace media (or only documents) by a short text."""
+answers, shorten old messages, or replace media (or only documents) with a short text."""
 
 
 TRIES: Mapping[Remedy, int] = MappingProxyType({"thoughts": 1, "context": 1, "size": 2, "documents": 2})
-"""How often each remedy is tried in one step. Media have two attempts, because the first leaves out only older
+"""How often each remedy is tried in one step. Media get two attempts, because the first one leaves out only older
 media."""
 
 
 class Payer(Protocol):
-    """The turn or side call that a model call is charged to."""
+    """The turn or side call to which a model call is charged."""
 
     @property
     def session(self) -> str: ...
@@ -61,12 +61,12 @@ class Budget(Protocol):
         ...
 
     def spend(self, payer: Payer, usage: Usage) -> None:
-        """Charges a call that is not yet included in the payer's usage."""
+        """Charges a call that the payer's usage does not include yet."""
         ...
 
 
 class Meter:
-    """The usage of one model since the process started, for the metrics."""
+    """One model's usage since the process started, for the metrics."""
 
     __slots__ = ("cached", "calls", "cost", "input", "output", "written")
 
@@ -93,8 +93,8 @@ class Meter:
 
 
 class SpendGuard(Frozen, frozen=True):
-    """The budgets that a turn's model calls are charged to. `model` is the provider's name for the model. `meter`
-    counts all usage of the model for the metrics."""
+    """The budgets to which a turn's model calls are charged. `model` is the provider's name for the model. `meter`
+    counts the model's entire usage, for the metrics."""
 
     model: str
     budgets: tuple[Budget, ...] = ()
@@ -124,15 +124,14 @@ class RequestFitter(Protocol):
         ...
 
     async def apply_remedy(self, conversation: Conversation, remedy: Remedy) -> bool:
-        """Changes a conversation that was refused by the model. Returns True if it was changed and can be sent
-        again."""
+        """Changes a conversation that the model has refused. Returns True if it was changed and can be sent again."""
         ...
 
 
 class TurnResident(NamedTuple):
     """Access to a turn's resident conversation between steps, through the session's record. The conversation may be
-    unloaded while the turn waits for a person; `reload` then loads it again from the store, up to the same point in the
-    turn."""
+    unloaded while the turn is waiting for a person; `reload` then loads it from the store again, up to the same point
+    in the turn."""
 
     presence: Presence
     record: Present
@@ -145,9 +144,9 @@ class TurnResident(NamedTuple):
 
 
 FallBack = Callable[[Conversation, tuple[Model, ...], ModelFailed], Awaitable[tuple[Conversation, SpendGuard] | None]]
-"""Returns a conversation with the next model that has not failed in this step, up to the same point, or None if every
-model has failed. The arguments are the current conversation, the models that failed, and the failure of the last of
-them."""
+"""Returns the conversation, up to the same point, with the next model that has not failed in this step, or None if
+every model has failed. The arguments are the current conversation, the models that have failed, and the last
+failure."""
 
 
 class ModelStep:
@@ -165,8 +164,8 @@ class ModelStep:
         *,
         fit_first: bool = False,
     ) -> None:
-        """`make_fitter` is called only when a conversation first does not fit its model's window, because most
-        conversations always fit. With `fit_first`, the first request is fitted whatever its size."""
+        """`make_fitter` is not called until a conversation does not fit its model's window, which most never reach.
+        With `fit_first`, the first request is fitted whatever its size."""
         self.conversation = conversation
         self.spend_guard = spend_guard
         self._fall_back = fall_back
@@ -176,8 +175,8 @@ class ModelStep:
         self._resident = resident
 
     def extend(self, messages: Sequence[Message]) -> None:
-        """Appends messages that are already committed. If the conversation is unloaded, nothing is appended: it reads
-        the messages from the store when it is loaded again."""
+        """Appends messages that are already committed. If the conversation is unloaded, nothing is appended, since it
+        reads the messages from the store when it is reloaded."""
         if messages and (self._resident is None or self._resident.holds(self.conversation)):
             self.conversation.extend(messages)
             self._weigh()
@@ -200,7 +199,7 @@ class ModelStep:
                 return await metered_call(turn, self.conversation, call, self.spend_guard)
             except ModelFailed as failure:
                 if failure.param is not None and first is None:
-                    raise  # the request is at fault: another model would refuse it too
+                    raise  # the request itself is at fault; another model would refuse it too
                 remedy = remedy_for(failure)
                 if remedy is not None and applied.count(remedy) < TRIES[remedy] and await self._apply_remedy(remedy):
                     applied += (remedy,)
@@ -214,7 +213,7 @@ class ModelStep:
                 if failure.partial_answer:
                     turn.emit(TextReset(reason=failure.brief))
                 failed, applied = tried, ()
-                # The traceback is removed, because it would keep this frame, and therefore the turn, alive.
+                # The traceback is removed because it would keep this frame, and with it the turn, alive.
                 first = (failure if first is None else combined_failure(first, failure)).with_traceback(None)
                 self.conversation, self.spend_guard = other
 
@@ -245,7 +244,7 @@ def remedy_for(failure: ModelFailed) -> Remedy | None:
 
 
 def combined_failure(first: ModelFailed, then: ModelFailed) -> ModelFailed:
-    """Returns one failure that reports both, with the kind of the first."""
+    """Returns a single failure that reports both, with the kind of the first."""
     failure = ModelFailed(
         f"{first.brief} Another model was tried. {then.brief}",
         kind=first.kind,
@@ -280,7 +279,8 @@ async def metered_call(turn: Turn, conversation: Conversation, call: Call, spend
     try:
         answer = await conversation.ask(call, on_text=on_text, on_reset=on_reset)
     except (asyncio.CancelledError, ModelFailed) as error:
-        # An endpoint that failed before it produced output does not bill. For a call that we cut off, we cannot know.
+        # An endpoint that fails before producing output does not charge for the call. If we cut the call off, we cannot
+        # know.
         received_bytes = streamed if isinstance(error, asyncio.CancelledError) else error.received_bytes
         if isinstance(error, asyncio.CancelledError) or received_bytes:
             spend_guard.spend_cut_call(turn, _estimate(conversation, received_bytes))
@@ -303,7 +303,7 @@ def _estimate(conversation: Conversation, received_bytes: int) -> Usage:
 
 
 def answer_bytes(answer: Message) -> int:
-    """Returns the number of bytes of an answer, including its text, tool arguments and reasoning."""
+    """Returns an answer's size in bytes, including its text, tool arguments and reasoning."""
     called = sum(_size(call.arguments) for call in answer.calls)
     return _size(answer.text) + called + sum(len(bytes(one.item)) for one in answer.carried)
 

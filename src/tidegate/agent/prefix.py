@@ -1,8 +1,8 @@
 """The frozen prefix of a session: its system prompt and its tool list.
 
 Guarantee: a prefix is a pure function of the agent's settings, the notes and files found for the agent, its toolset and
-the session's extra prompt. The prefix does not vary by time, host or process, so identical sessions share one prefix
-and one entry of the provider's cache. The session's extra prompt comes last.
+the session's extra prompt. It does not depend on the time, host or process, so identical sessions share one prefix and
+one entry in the provider's cache. The session's extra prompt comes last.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from tidegate.values import Prefix
 BETWEEN = "\n\n"
 
 PROMPT, EXTRA = "prompt", "caller"
-"""Names of the parts that every agent may have: its own prompt, and the caller's extra prompt."""
+"""Names of the parts that any agent may have: its own prompt and the caller's extra prompt."""
 
 Part = tuple[str, str]
-"""The name and the text of one part of the prompt."""
+"""The name and text of one part of the prompt."""
 
 
 def part_of(prefix: Prefix, name: str) -> str:
-    """Returns the text of the part with this name; empty if there is no such part."""
+    """Returns the text of the part with this name, or an empty text if there is no such part."""
     start = 0
     for part, length in prefix.parts:
         if part == name:
@@ -30,7 +30,7 @@ def part_of(prefix: Prefix, name: str) -> str:
 
 
 def build_prefix(parts: Iterable[Part], tools: Toolset) -> Prefix:
-    """Builds a prefix from those parts that are not empty."""
+    """Builds a prefix from the parts that are not empty."""
     filled = [(name, stripped) for name, text in parts if (stripped := text.strip())]
     return Prefix(
         prompt=BETWEEN.join(text for _, text in filled),

@@ -1,9 +1,9 @@
-"""A model call outside the conversation, such as for a summary or for the notes at the end of a session.
+"""Model calls outside the conversation, such as for summaries or for the notes written at the end of a session.
 
-Guarantee: a side call is charged to the same budgets as the turns of its session, is refused once these are spent, and
-has a time limit. Its text is not shown to anyone, it has no tools, and it leaves no row in a transcript. `calls`
+Guarantee: a side call is charged to the same budgets as the turns of its session, is refused once these are used up,
+and has a time limit. It has no tools, its text is not shown to anyone, and it leaves no row in a transcript. `calls`
 records the cost of each attempt, including attempts that were cut off; the caller stores them in the same transaction
-as the effect of the side call. A side call owns no resources.
+as the side call's effect. A side call owns no resources.
 """
 
 import asyncio

@@ -1,30 +1,30 @@
-"""Live output of a running tool, for the turn's followers.
+"""A running tool's live output, for the turn's followers.
 
-Guarantee: small pieces are combined and sent at most a few times per second. At most `SHOWN_CHARACTERS` of one call are
-sent, because the turn's log has to hold everything that its readers have not read yet; after that, one line says that
+Guarantee: small pieces are combined and sent at most a few times per second. At most `SHOWN_CHARACTERS` are sent per
+call, because the turn's log has to hold everything that its readers have not read yet; after that, one line says that
 the rest is not shown. Nothing is sent after the call has ended. The complete output is in the tool's result.
 """
 
 import asyncio
 from types import TracebackType
 
-from tidegate.agent.turn import Turn
+from tidegate.agent.interface import Turn
 from tidegate.values import ToolCall, ToolProgress
 
 PAUSE_SECONDS = 0.1
-"""The pause between two pieces of output. Nobody can read faster."""
+"""Pause between two pieces of output. Nobody can read faster than this."""
 
 PIECE_CHARACTERS = 4096
 """The size at which a piece is sent immediately."""
 
 SHOWN_CHARACTERS = 64 * 1024
-"""The maximum number of characters of one call's output that are sent. The rest is in the result."""
+"""Maximum number of characters sent of one call's output. The result contains the rest."""
 
 CUT_OFF = "\n[more output is not shown here]\n"
 
 
 class Progress:
-    """Receives each piece of a tool's output. A context manager that is entered for the duration of the call."""
+    """A receiver for the pieces of a tool's output, used as a context manager for the duration of the call."""
 
     def __init__(self, turn: Turn, call: ToolCall) -> None:
         self._turn = turn

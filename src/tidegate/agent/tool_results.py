@@ -1,4 +1,4 @@
-"""The results of tool calls: what the model reads, and what clients are told.
+"""The results of tool calls, as messages for the model and as events for clients.
 
 Every call has a result, however its turn ends. `missing` lists the calls of a turn that have no result yet. An engine
 that ends the turn early commits a result for each of them, so no provider ever sees a call without a result: `not_run`
@@ -7,16 +7,16 @@ if the call never started, `interrupted` if it did.
 
 from collections.abc import Iterable, Sequence
 
-from tidegate.agent.turn import EXCERPT_CHARACTERS
+from tidegate.agent.interface import EXCERPT_CHARACTERS
 from tidegate.tools import Result, Tool
 from tidegate.values import Message, ToolCall, ToolEnded
 
 MODEL_STEP = "model-"
-"""The prefix of the journal's name for a model step; the number of the step follows it."""
+"""The prefix of a model step's name in the journal, followed by the step's number."""
 
 
 def tool_step_name(number: int, index: int) -> str:
-    """Returns the journal's name for the result of call `index` of model step `number`."""
+    """Returns the name, in the journal, of the result of call `index` of model step `number`."""
     return f"tool-{number}-{index}"
 
 
@@ -26,7 +26,7 @@ def missing(rows: Iterable[tuple[str, Message]]) -> list[tuple[str, ToolCall]]:
     answers: list[tuple[int, Message]] = []
     for step, message in rows:
         recorded.add(step)
-        if step.startswith(MODEL_STEP) and message.calls:  # messages from the caller contain the results of their calls
+        if step.startswith(MODEL_STEP) and message.calls:  # messages from the caller include their calls' results
             answers.append((int(step.removeprefix(MODEL_STEP)), message))
     return [
         (tool_step_name(number, index), call)

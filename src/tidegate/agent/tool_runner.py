@@ -1,10 +1,10 @@
-"""Runs the tool calls of a turn: with permission, within limits, and with events for the turn's followers.
+"""Running a turn's tool calls, with permission, within limits, and with events for the turn's followers.
 
-Guarantee: a call runs only after this exact call was permitted and its intent was committed. It runs within the turn:
-stopping the turn stops the tool. The tool's deadline is enforced here. A call that was cut short is recorded as
-interrupted; unless its tool only reads, its effect is unknown. A result is always one message within the size limit.
+Guarantee: a call runs only after exactly this call has been permitted and its intent has been committed. It runs within
+the turn: stopping the turn stops the tool. The tool's deadline is enforced here. A call that is cut short is recorded
+as interrupted, with an unknown effect unless its tool only reads. A result is always one message within the size limit.
 Longer output is written to the spool, and the message says where to find it. Adjacent calls run in parallel if their
-tools allow it; their results are returned in the order of the calls.
+tools allow this; their results are returned in call order.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import anyio
 import msgspec
 
+from tidegate.agent.interface import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.agent.tool_progress import Progress
 from tidegate.agent.tool_results import cut_short, interrupted, tool_ended, tool_result, tool_step_name
-from tidegate.agent.turn import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.errors import MediaLeftOut, Superseded, ToolFailed, TurnFailed
 from tidegate.lifetimes import gather, is_cancelled
 from tidegate.log import Log
@@ -27,7 +27,7 @@ from tidegate.values import Message, Notice, ToolCall, ToolStarted
 
 log = Log(__name__)
 
-GATEWAY_STOPPED = "The gateway stopped while it ran."
+GATEWAY_STOPPED = "The gateway stopped while it was running."
 
 
 class Permissions(Protocol):
@@ -43,8 +43,8 @@ class Permissions(Protocol):
         ...
 
     async def withdraw(self, turn: Turn, step: str, *, lost: bool) -> None:
-        """Withdraws the open questions of a call that has ended. `lost` is true if an earlier process made the
-        call."""
+        """Withdraws the open questions of a call that has ended. `lost` is true if the call was made by an earlier
+        process."""
         ...
 
 
@@ -56,7 +56,7 @@ class ToolSetup(NamedTuple):
 
 
 class ToolRunner:
-    """Runs the tools of one turn."""
+    """Runs one turn's tools."""
 
     __slots__ = ("_context", "_parallel", "_permissions", "_tools", "_turn")
 
@@ -69,8 +69,8 @@ class ToolRunner:
     async def run(
         self, number: int, calls: Sequence[ToolCall], *, caller_tools: frozenset[str] = frozenset()
     ) -> list[Message]:
-        """Runs the calls of model step `number` and returns their results. Calls to `caller_tools` are left to the
-        caller."""
+        """Runs the calls of model step `number` and returns their results. Calls to tools in `caller_tools` are left to
+        the caller."""
         results: list[Message] = []
         own = [(place, call) for place, call in enumerate(calls) if call.name not in caller_tools]
         while len(results) < len(own):
@@ -100,8 +100,8 @@ class ToolRunner:
         return message
 
     def _effect(self, step: str, tool: Tool | None, call: ToolCall) -> Effect:
-        """Returns the effect of a call. A call to an unknown tool is refused. If an earlier process knew the tool and
-        started the call, the call is recorded as interrupted instead."""
+        """Returns a call's effect. Calls to unknown tools are refused. If an earlier process knew the tool and started
+        the call, the call is recorded as interrupted instead."""
 
         async def refused() -> Message | None:
             if tool is None:
@@ -138,7 +138,7 @@ class ToolRunner:
         return tool_result(call, msgspec.structs.replace(result, text=text))
 
     async def _outcome(self, tool: Tool, context: ToolContext, call: ToolCall) -> Result | Message:
-        """Returns the tool's result, or a message that says why the tool was cut short."""
+        """Returns the tool's result, or a message that explains why the tool was cut short."""
         try:
             with anyio.move_on_after(tool.timeout):
                 returned = await tool.run(context, call.arguments)

@@ -1,8 +1,8 @@
-"""The command line's client of the running gateway: its HTTP API, with the key of the home folder.
+"""The command line's client for the running gateway. It uses the HTTP API with the key from the home folder.
 
 Every call has a deadline, and every failure is one sentence that says what to do. The key is sent only in a request
-header, and only to the address that the holder of the home folder's lock has recorded. The address is looked up for
-each request, so a client keeps working after a restart of the gateway. Calls block, since a command does one thing at a
+header, and only to the address recorded by the process that holds the home folder's lock. The address is looked up for
+each request, so a client keeps working after the gateway restarts. Calls block, since a command does one thing at a
 time.
 """
 
@@ -31,12 +31,13 @@ _LIST_COMMANDS = {
     "browser_not_found": "browsers list",
     "setting_not_found": "sessions settings",
     "question_not_found": "approvals list",
+    "rule_not_found": "approvals rules",
     "note_not_found": "memory list",
 }
 
 
 class GatewayUnreachable(TidegateError):
-    """The connection broke or timed out, or the gateway is restarting. Turns that it has accepted will continue."""
+    """The connection was lost or timed out, or the gateway is restarting. Turns that it has accepted will continue."""
 
 
 class NotRunning(GatewayUnreachable):
@@ -45,7 +46,7 @@ class NotRunning(GatewayUnreachable):
 
 
 class GatewayClient:
-    """A client of one gateway's API, which acts as the owner."""
+    """A client for one gateway's API that acts as the owner."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -58,7 +59,7 @@ class GatewayClient:
             raise NotRunning(self._home)
         if not holder.address:
             raise GatewayUnreachable(
-                f"The gateway of {self._home} (pid {holder.pid}) is still starting: try again in a moment."
+                f"The gateway for {self._home} (pid {holder.pid}) is still starting: try again in a moment."
             )
         self.address = holder.address
         self._parts = urlsplit(holder.address)
@@ -120,6 +121,11 @@ class GatewayClient:
             raise self._missing(f"There is no question {id[:100]!r}.", "question_not_found")
         return f"/api/approvals/{id}"
 
+    def approval_rule(self, id: str) -> str:
+        if not _ID.fullmatch(id):
+            raise self._missing(f"There is no stored approval {id[:100]!r}.", "rule_not_found")
+        return f"/api/approval-rules/{id}"
+
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
         self._find()
         host = self._parts.hostname or "127.0.0.1"
@@ -129,8 +135,8 @@ class GatewayClient:
         return http.client.HTTPConnection(host, self._parts.port, timeout=seconds)
 
     def _tls(self) -> ssl.SSLContext:
-        """Trusts only the certificate in the configuration. Its host name is meant for other machines. It is not
-        checked, since the certificate comes from our own home folder."""
+        """Trusts only the configured certificate. Its host name is not checked, because that name is meant for other
+        machines and the certificate comes from our own home folder."""
         from tidegate.gateway import settings
 
         context = ssl.create_default_context()
@@ -162,8 +168,8 @@ class GatewayClient:
             raise self._unreachable(error) from error
 
     def _read_chunk(self, response: http.client.HTTPResponse) -> bytes:
-        """Returns the next bytes of a stream, or b"" at its end. (`readline` cannot distinguish the end from a stream
-        that was cut off.)"""
+        """Returns the next bytes of a stream, or b"" at its end. (`readline` cannot tell the end from a stream that was
+        cut off.)"""
         try:
             return response.read1(_READ_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:

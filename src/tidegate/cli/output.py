@@ -19,7 +19,7 @@ from typing import Any
 from tidegate.safe_text import escape_json
 from tidegate.safe_text import strip_controls as strip_controls
 
-_CELL_CHARACTERS = 48  # longer cells are cut in tables, but not in JSON
+_CELL_CHARACTERS = 48  # longer cells are truncated in tables, but not in JSON
 _GAP = "  "  # between columns
 _SECOND_COLUMN = re.compile(r" *(?:\S+ )*\S* {2,}(?=\S)")
 
@@ -30,7 +30,7 @@ def at_terminal() -> bool:
 
 
 class TerminalStream(TextIOWrapper):
-    """Standard output or error at a terminal; everything written to it is cleaned by `strip_controls`."""
+    """Standard output or error on a terminal; everything written to it is cleaned with `strip_controls`."""
 
     def write(self, text: str, /) -> int:
         super().write(strip_controls(text))
@@ -42,16 +42,16 @@ def guard_terminal() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks must not be an error
+            stream.reconfigure(errors="backslashreplace")  # a character that cannot be shown must not be an error
             if stream.isatty():
                 options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
                 guarded = TerminalStream(stream.detach(), line_buffering=True, **options)
                 setattr(sys, name, guarded)
-                setattr(sys, f"__{name}__", guarded)  # used to find the size of the terminal
+                setattr(sys, f"__{name}__", guarded)  # used to find the terminal's size
 
 
 def write_faint(text: str) -> None:
-    """Writes faint text. No other control sequences are ever sent to the terminal."""
+    """Writes faint text. This is the only kind of control sequence ever sent to the terminal."""
     assert isinstance(sys.stdout, TextIOWrapper)
     TextIOWrapper.write(sys.stdout, f"\x1b[2m{strip_controls(text)}\x1b[0m")
 
@@ -69,7 +69,7 @@ def print_table(
     uncut: Collection[int] = (),
 ) -> None:
     """Prints a table, or the sentence `empty` if there are no rows. Columns listed in `numbers` are right-aligned, and
-    the cells of columns listed in `uncut` are never cut. On a narrow terminal, cells wrap. On a very narrow one, each
+    cells in columns listed in `uncut` are never truncated. On a narrow terminal, cells wrap. On a very narrow one, each
     row becomes a list."""
     if not rows:
         print(empty)
@@ -93,7 +93,7 @@ def print_table(
 
 
 def terminal_width() -> int | None:
-    """Returns the number of characters per line of standard output, or None if it is not a terminal."""
+    """Returns the line width of standard output in characters, or None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
@@ -116,8 +116,8 @@ def _wrap_line(line: str, room: int) -> str:
 
 
 def _fit_widths(cells: Sequence[Sequence[str]], widths: list[int], room: int) -> list[int] | None:
-    """Returns column widths that fit into `room` characters, reducing the widest columns first, or None if a word would
-    have to be broken."""
+    """Returns column widths that fit into `room` characters, with the widest columns reduced first, or None if a word
+    would have to be broken."""
     least = [max(len(word) for row in cells for word in row[column].split() or [""]) for column in range(len(widths))]
     room -= len(_GAP) * (len(widths) - 1)
     if sum(least) > room:
@@ -173,7 +173,7 @@ def bar(share: float, width: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Joins a number and its noun: `1 conversation`, `2 conversations`."""
+    """Joins a number and a noun: `1 conversation`, `2 conversations`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

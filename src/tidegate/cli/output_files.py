@@ -1,7 +1,7 @@
 """Writes output files.
 
-A file is either complete or does not exist. Existing files are replaced only on request, and atomically. Only the owner
-can read the files. Every problem with the target file is reported in one sentence.
+A file is either complete or absent. Existing files are replaced only on request, and atomically. Only the owner can
+read the files. Any problem with the target file is reported in one sentence.
 """
 
 import os
@@ -39,7 +39,7 @@ def write_file(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
             file.flush()
             os.fsync(file.fileno())
         if not force:
-            # Create the target first, so that a file which appeared in the meantime is not replaced.
+            # Create the target first, so that a file that has appeared in the meantime is not replaced.
             os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         Path(beside).replace(place)
     except FileExistsError:
@@ -51,7 +51,7 @@ def write_file(target: Path, lines: Iterable[bytes], *, force: bool) -> None:
 
 
 def _exists_error(target: Path) -> TidegateError:
-    return TidegateError(f"{target} exists: choose another file, or replace it with --force.")
+    return TidegateError(f"{target} already exists: choose another file, or replace it with --force.")
 
 
 def _write_error(target: Path, error: OSError) -> TidegateError:

@@ -17,16 +17,16 @@ COMMANDS = {
     "up": "Start the gateway in this terminal.",
     "stop": "Stop the running gateway gracefully.",
     "status": "Show the state of the running gateway.",
-    "chat": "Talk to an agent of the running gateway.",
+    "chat": "Talk to one of the running gateway's agents.",
     "sessions": "List, show, reload, end, delete or export conversations.",
     "usage": "Show tokens and cost of model calls, and the budgets.",
-    "memory": "List or edit notes about users and agents' work.",
+    "memory": "List or edit notes about users and about agents' work.",
     "approvals": "List or answer agents' approval requests and questions.",
     "audit": "Show the audit log.",
     "keys": "Add, list or revoke keys for the HTTP API.",
     "browsers": "List the browsers signed in to the chat page, or sign them out.",
     "models": "List the configured models and their properties.",
-    "skills": "List the agents' skills, and folders that could not be used.",
+    "skills": "List the agents' skills, and folders that were left out.",
     "projects": "List or accept prompt files in shared project folders.",
     "config": "Check or show the configuration.",
     "doctor": "Check the installation for problems.",
@@ -45,7 +45,7 @@ def version(as_json: bool) -> None:
 
 
 class _Commands(click.Group):
-    """Imports the module of a command only when the command runs; `--help` imports none."""
+    """Imports a command's module only when the command runs; `--help` imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,7 +55,7 @@ class _Commands(click.Group):
             return None
         if name == "version":
             return version
-        command = importlib.import_module(f"tidegate.cli.{name}").command
+        command = importlib.import_module(f"tidegate.cli.commands.{name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -69,7 +69,7 @@ class _Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         early = args[0].partition("=")[0] if args else ""
         if early in _COMMAND_OPTIONS:
-            raise click.UsageError(f"{early} belongs after the command: tidegate COMMAND {early} …", ctx)
+            raise click.UsageError(f"{early} must come after the command: tidegate COMMAND {early} …", ctx)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -118,7 +118,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _discard_output() -> None:
-    """Keeps the interpreter from flushing standard output again at exit."""
+    """Keeps the interpreter from flushing standard output again on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

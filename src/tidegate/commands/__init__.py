@@ -1,4 +1,4 @@
-"""Slash commands, which are the same on the chat page and in the terminal.
+"""Slash commands. They are the same on the chat page and in the terminal.
 
 `build` returns the registry of all commands. New commands are added to `COMMANDS`.
 """
@@ -17,7 +17,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
     *skills.COMMANDS,
     *memory.COMMANDS,
 )
-"""All commands except /help, which the registry provides."""
+"""All commands except /help, which is part of the registry."""
 
 
 def build(service: Sessions) -> Commands:

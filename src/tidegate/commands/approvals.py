@@ -1,4 +1,5 @@
-"""Commands that answer an agent's questions and approval requests: approve, deny, answer.
+"""Commands that answer an agent's questions and approval requests: approve, deny, answer; and that list and remove
+stored approvals: rules.
 
 The id can be omitted if only one question is open in this conversation or, before the first message, in all of the
 user's conversations.
@@ -10,9 +11,13 @@ from typing import Literal
 from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Conflict, NotFound, Refused
 from tidegate.turns import QuestionView
+from tidegate.values import ApprovalScope
 
 LISTED = 10
 """Maximum number of open questions in a list."""
+
+RULES_LISTED = 50
+"""Maximum number of stored approvals in a list."""
 
 LINE_CHARACTERS = 80
 """Maximum length of each line in the list."""
@@ -22,9 +27,12 @@ _ID = re.compile(r"(ap_\w+)(?:\s+|$)")
 
 async def approve(context: CommandContext, words: str) -> CommandReply:
     id, rest = _split(words)
-    if rest:
-        raise Refused("Use /approve or /approve ID; only /deny accepts a reason.", code="bad_argument")
-    return await _answer(context, id, "approved", "", "Approved")
+    if (scope := _SCOPES.get(rest.strip().lower())) is None:
+        raise Refused(
+            "Use /approve [ID], /approve [ID] conversation or /approve [ID] always; only /deny accepts a reason.",
+            code="bad_argument",
+        )
+    return await _answer(context, id, "approved", "", "Approved", scope)
 
 
 async def deny(context: CommandContext, words: str) -> CommandReply:
@@ -39,13 +47,39 @@ async def answer(context: CommandContext, words: str) -> CommandReply:
     return await _answer(context, id, "answered", text, "Answered")
 
 
+async def rules(context: CommandContext, words: str) -> CommandReply:
+    stored = context.service.questions.stored
+    verb, _, id = words.partition(" ")
+    if verb == "remove" and id.strip():
+        await stored.remove(id.strip(), context.principal)
+        return CommandReply(text="Removed. The agent asks again.", session=context.session)
+    if words:
+        raise Refused("Use /rules or /rules remove ID.", code="bad_argument")
+    found = await stored.listing(context.principal, person=context.principal.id, limit=RULES_LISTED + 1)
+    lines = []
+    for rule in found[:RULES_LISTED]:
+        lines.append(f"{rule.id}  {rule.allows}" + (f"\n    {_shortened(rule.call)}" if rule.call else ""))
+    if len(found) > RULES_LISTED:
+        lines.append("…")
+    return CommandReply(
+        text="\n".join(lines) or "No approval is stored for your conversations.", session=context.session
+    )
+
+
 async def _answer(
-    context: CommandContext, id: str, decision: Literal["approved", "denied", "answered"], text: str, done: str
+    context: CommandContext,
+    id: str,
+    decision: Literal["approved", "denied", "answered"],
+    text: str,
+    done: str,
+    scope: ApprovalScope = "call",
 ) -> CommandReply:
     question = await _find(context, id, "question" if decision == "answered" else "approval")
-    answered = await context.service.questions.answer(question.id, context.principal, decision, text)
+    answered = await context.service.questions.answer(question.id, context.principal, decision, text, scope)
     here = answered.session == context.session
     what = answered.answer if decision == "answered" else first_line(answered)
+    if scope != "call":
+        what = "\n".join([f"{what}", *(choice.allows for choice in question.scopes if choice.scope == scope)])
     return CommandReply(text=f"{done}: {what}", session=context.session, turn=answered.turn if here else None)
 
 
@@ -81,7 +115,11 @@ def listing(questions: list[QuestionView]) -> str:
 
 
 def first_line(question: QuestionView) -> str:
-    line = " ".join(question.summary.split())
+    return _shortened(question.summary)
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
     return line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…"
 
 
@@ -90,13 +128,15 @@ def _split(words: str) -> tuple[str, str]:
     return (found[1], words[found.end() :]) if found else ("", words)
 
 
+_SCOPES: dict[str, ApprovalScope] = {"": "call", "call": "call", "conversation": "conversation", "always": "always"}
 _COMMANDS = {"approval": "/approve", "question": "/answer"}
 
 COMMANDS = (
     SlashCommand(
         name="approve",
-        arguments="[ID]",
-        help="Approve the action that the agent wants to take.",
+        arguments="[ID] [conversation|always]",
+        help="Approve the action that the agent wants to take: once or, as the question says, for this conversation or "
+        "always.",
         handler=approve,
     ),
     SlashCommand(
@@ -110,5 +150,11 @@ COMMANDS = (
         arguments="[ID] TEXT|NUMBER",
         help="Answer the agent's question: with one of its choices or, if it has none, in your own words.",
         handler=answer,
+    ),
+    SlashCommand(
+        name="rules",
+        arguments="[remove ID]",
+        help="List what agents may do in your conversations without asking again, or remove an entry.",
+        handler=rules,
     ),
 )

@@ -31,11 +31,11 @@ def _refuse_arguments(command: str, words: str) -> None:
 
 
 def format_usage(usage: WindowUsage) -> str:
-    """Formats the usage of the window as lines of text."""
+    """Formats the window's usage as lines of text."""
     about = "" if usage.counted else "about "
     lines = [
-        f"{about}{usage.tokens:,} of {usage.window:,} tokens in use, {_share(usage.tokens, usage)} of the window of "
-        f"{usage.model}",
+        f"{about}{usage.tokens:,} of {usage.window:,} tokens in use, {_share(usage.tokens, usage)} of "
+        f"{usage.model}'s window",
         _bar(usage.tokens, usage),
     ]
     width = max((len(share.name) for share in usage.parts), default=0)
@@ -47,7 +47,7 @@ def format_usage(usage: WindowUsage) -> str:
         lines.append(f"Messages 1 to {usage.summarised:,} are replaced by {by} of them.")
     lines.append(
         f"Above {usage.soft:,} tokens a summary is prepared; above {usage.hard:,} it replaces older messages. "
-        "/compact does this with the next message."
+        "/compact does this when you send your next message."
     )
     if usage.resting:
         until = time.strftime("%H:%M", time.localtime(usage.rests_until or 0))

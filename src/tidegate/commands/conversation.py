@@ -73,7 +73,7 @@ async def sessions(context: CommandContext, words: str) -> CommandReply:
         text = f"No conversation mentions {words}." if words else "There are no conversations yet."
         return CommandReply(text=text, session=context.session)
     if words:
-        # /resume counts in the list without a search, so numbers here would be misleading.
+        # /resume counts in the unfiltered list, so numbers here would be misleading.
         lines = []
         for view in found:
             lines.append(f"{view.id}  {_line(view, view.title or view.name or '')}")
@@ -113,7 +113,7 @@ COMMANDS = (
         handler=new,
         mid_turn="stops the running turn first",
     ),
-    SlashCommand(name="stop", help="Stop the running turn. Its text so far is kept.", handler=stop),
+    SlashCommand(name="stop", help="Stop the running turn. The text shown so far is kept.", handler=stop),
     SlashCommand(
         name="retry",
         help="Retry the last message.",

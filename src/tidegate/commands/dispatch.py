@@ -1,7 +1,7 @@
-"""The dispatch of slash commands to their handlers.
+"""Dispatch of slash commands to their handlers.
 
-Commands are defined in the modules beside this one, each in its `COMMANDS`. A command is one value with its name,
-aliases, help, arguments, cost, availability, permission and handler. Names and aliases are unique. `/help`, the
+Commands are defined in the other modules of this package, in each module's `COMMANDS`. A command is one value with a
+name, aliases, help, arguments, cost, availability, permission and handler. Names and aliases are unique. `/help`, the
 completion on the chat page and the documentation are generated from these values. An unknown command is never sent to a
 model; the reply suggests the closest match.
 """
@@ -14,11 +14,12 @@ from tidegate.sessions import Sessions
 from tidegate.values import Frozen
 
 LONGEST_NAME = 100
-"""Only this many characters of an unknown command are compared and quoted, since any long message may start with /."""
+"""Only this many characters of an unknown command are compared and quoted, since a long message may start with /
+too."""
 
 
 class CommandContext(Frozen, frozen=True):
-    """The context of a command: the caller, their channel and their conversation."""
+    """A command's context: the caller, their channel and their conversation."""
 
     service: Sessions
     principal: Principal
@@ -33,8 +34,8 @@ class CommandContext(Frozen, frozen=True):
 
 
 class CommandReply(Frozen, frozen=True):
-    """The reply to a command. `session` is the user's current conversation, or None if the next message starts a new
-    one. `turn` is the turn that the command started or continued, if any."""
+    """The reply to a command. `session` is the user's current conversation after the command, or None if the next
+    message starts a new one. `turn` is the turn that the command started or continued, if any."""
 
     text: str
     session: str | None = None
@@ -45,7 +46,7 @@ Handler = Callable[[CommandContext, str], Awaitable[CommandReply]]
 
 
 class CommandInfo(Frozen, frozen=True, omit_defaults=False):
-    """The description of a command for clients."""
+    """A command's description for clients."""
 
     name: str
     aliases: tuple[str, ...]
@@ -63,7 +64,7 @@ class SlashCommand(Frozen, frozen=True):
     aliases: tuple[str, ...] = ()
     arguments: str = ""
     cost: str = ""
-    """The cost of the command for the conversation, if any; shown in the help and after the command."""
+    """What the command costs the conversation, if anything; shown in the help and after the command."""
     mid_turn: str = "works immediately"
     owner_only: bool = False
 

@@ -1,6 +1,6 @@
-"""Parses and formats time spans (`/model NAME for 2h`).
+"""Parsing and formatting of time spans (`/model NAME for 2h`).
 
-An invalid span is refused with a sentence that shows the format. A point in time is shown both by the gateway's clock
+An invalid span is refused with an error that shows the format. A point in time is shown both in the gateway's time zone
 and as the time left, so users in any time zone can understand it.
 """
 

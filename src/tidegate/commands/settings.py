@@ -94,7 +94,7 @@ async def status(context: CommandContext, _: str) -> CommandReply:
 
 
 async def _window_lines(context: CommandContext) -> list[str]:
-    """Shows how full the model's window is, and its largest parts."""
+    """Shows how full the model's window is and what takes the most room."""
     usage = await context.service.window_usage(context.here(), context.principal)
     about = "" if usage.counted else "about "
     share = f"{usage.tokens / usage.window:.0%}"
@@ -138,7 +138,7 @@ def _model(context: CommandContext, view: SessionView) -> list[str]:
         ]
     return [
         f"model         {chosen.value} ({_setting_source(context, view, 'model')})",
-        f"              it overrides the agent's own, {agent.model}; /model default goes back",
+        f"              it overrides the agent's own, {agent.model}; /model default resets it",
     ]
 
 
@@ -163,7 +163,7 @@ def _reasoning(context: CommandContext, view: SessionView) -> list[str]:
     return [
         f"reasoning     {chosen.value} ({_setting_source(context, view, 'reasoning')})",
         f"              it overrides {own}, and is overridden by the reasoning of a call;",
-        "              /reasoning default goes back",
+        "              /reasoning default resets it",
     ]
 
 
@@ -174,7 +174,7 @@ def _reasoning_source(context: CommandContext, view: SessionView) -> str:
 
 
 def _setting_source(context: CommandContext, view: SessionView, key: str) -> str:
-    """Describes the source of a setting, and its expiry."""
+    """Describes a setting's source and expiry."""
     setting = view.settings[key]
     source = f"chosen with /{key}" if setting.source == SOURCE else f"set by {setting.source}"
     ends = setting.expires

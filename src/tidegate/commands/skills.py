@@ -22,7 +22,7 @@ async def skills(context: CommandContext, words: str) -> CommandReply:
 
 
 async def _agent(context: CommandContext) -> str:
-    """Returns the agent of this conversation, or of the next one if none has begun."""
+    """Returns the agent in this conversation, or in the next one if none has begun."""
     if context.session is not None:
         return (await context.service.row(context.session, context.principal)).agent
     if context.agent is None:

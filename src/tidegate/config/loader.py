@@ -1,8 +1,8 @@
 """Loads `tidegate.toml` into a validated `Config`.
 
-For any content of the file, `load` and `read` return a valid configuration or raise `Misconfigured`. Each error is a
-sentence with the file and the key. The first ten errors are reported together. Values that may be secrets are never
-quoted.
+Whatever the file contains, `load` and `read` return a valid configuration or raise `Misconfigured`. Each error is one
+sentence that names the file and the key. The first ten errors are reported together. Values that may be secrets are
+never quoted.
 """
 
 import re
@@ -16,20 +16,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidegate.config.plugin_tables import PLUGINS, plugin_tables
-from tidegate.config.settings import (
-    MODEL_KINDS,
-    NAMED,
-    SINGLE,
-    AgentSettings,
-    BudgetSettings,
-    Config,
-    ModelKindName,
-    ModelSettings,
-    ServerSettings,
-    WebSettings,
-    is_loopback,
-    settings_of,
-)
+from tidegate.config.settings import NAMED, SINGLE, Config
+from tidegate.config.tables.agents import AgentSettings
+from tidegate.config.tables.declarations import settings_of
+from tidegate.config.tables.limits import BudgetSettings
+from tidegate.config.tables.models import MODEL_KINDS, ModelKindName, ModelSettings
+from tidegate.config.tables.server import ServerSettings, is_loopback
+from tidegate.config.tables.workspaces import WebSettings
 from tidegate.config.value_types import NAME, InvalidValue, is_reference, looks_secret, nearest, quote
 from tidegate.errors import Misconfigured
 from tidegate.values import Frozen
@@ -39,8 +32,8 @@ FILE_BYTES = 4 * 1024 * 1024
 """Maximum size of the file. Configurations are written by hand, so a larger file is a mistake."""
 
 FAULTS_SHOWN = 10
-"""Maximum number of errors reported together, enough to fix a file in one go. Later errors are often caused by the
-first ones."""
+"""Maximum number of errors reported together: enough to fix a file in one go. Later errors are often caused by earlier
+ones."""
 
 NAMES_AT_MOST = 1000
 """Maximum number of entries of each kind in one file: models, agents, budgets."""
@@ -151,7 +144,7 @@ def _syntax_fault(message: str, text: str) -> str:
         line, column = int(found[1]), int(found[2])
     else:
         line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-    # The parser's message may quote text, which could be a secret.
+    # The parser's message may quote text that could be a secret.
     reason = "the TOML is not valid here" if looks_secret(reason) or len(reason) > 120 else reason
     return f"{FILE_NAME}: line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"
 
@@ -164,7 +157,7 @@ def _report(faults: list[str]) -> str:
 
 
 def _key(key: str) -> str:
-    """Formats a key for an error message. Keys that are long or may be secrets are not quoted."""
+    """Formats a key for an error message. Keys that are long or might be secrets are not quoted."""
     if looks_secret(key) or len(key) > 64:
         return f"(a key of {len(key)} characters)"
     return key
@@ -201,7 +194,7 @@ def _table(kind: type[Frozen], table: Any, where: str, faults: list[str]) -> Any
 
 
 def _named(group: str, document: dict[str, Any], faults: list[str]) -> dict[str, Any]:
-    """Reads the tables of a group, by name. An invalid table becomes None, so that references to it cause no further
+    """Reads a group's tables, by name. An invalid table becomes None, so that references to it cause no further
     errors."""
     tables = document.get(group, {})
     if not isinstance(tables, dict):
@@ -306,7 +299,7 @@ def _model_faults(model: ModelSettings) -> Iterator[str]:
 
 
 def _is_open(url: str) -> bool:
-    """True if others on the network can read requests to this address."""
+    """True if other machines on the network can read requests to this address."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 

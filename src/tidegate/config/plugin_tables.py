@@ -1,7 +1,7 @@
-"""The tables `[plugins.NAME]` of the configuration: settings that a plug-in defines for itself.
+"""The configuration's tables `[plugins.NAME]`: settings that a plug-in defines for itself.
 
-The values are immutable TOML values. They are checked for only one rule, which applies to the whole file: a secret is
-given as a reference (`env:NAME` or `file:PATH`), never the secret itself.
+The values are immutable TOML values. Only one rule, which holds for the entire file, is checked here: secrets are given
+as references (`env:NAME` or `file:PATH`), never in plain text.
 """
 
 import json

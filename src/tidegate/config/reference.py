@@ -1,6 +1,6 @@
-"""Renders settings: the configuration as TOML, an example to start from, and the reference for the documentation.
+"""Rendering of settings: the configuration as TOML, an example to start from, and the reference for the documentation.
 
-If `read` parses the output of `show`, the result is the same configuration. Secrets appear only as references.
+Parsing the output of `show` with `read` results in the same configuration. Secrets appear only as references.
 """
 
 import inspect
@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 
 from tidegate.config.plugin_tables import plugin_block
-from tidegate.config.settings import NAMED, SINGLE, Config, DeclaredSetting, settings_of
+from tidegate.config.settings import NAMED, SINGLE, Config
+from tidegate.config.tables.declarations import DeclaredSetting, settings_of
 from tidegate.config.value_types import Plain, References
 from tidegate.values import Frozen
 
@@ -55,7 +56,7 @@ def _block(title: str, kind: type[Frozen], value: Frozen) -> str:
     lines = [f"[{title}]"]
     for setting in settings_of(kind).values():
         current = getattr(value, setting.name)
-        # TOML has no null, so unset values are omitted, except where the type can write them.
+        # TOML has no null, so unset values are omitted unless their type can write them.
         unset = current is None or current == "" or (isinstance(setting.rule, References) and not current)
         if current == setting.default and unset and isinstance(setting.rule, Plain):
             continue

@@ -1,8 +1,7 @@
-"""The types of settings. Each type reads and validates a TOML value, describes valid values, and writes a value as
-TOML.
+"""The types of settings. Each type reads and validates TOML values, describes valid values, and writes values as TOML.
 
-Reading returns a value or raises `InvalidValue` with the end of a sentence ("must be …"). Invalid values are quoted
-only if they cannot be secrets.
+Reading a value returns it or raises `InvalidValue`, whose message completes a sentence ("must be …"). Invalid values
+are quoted only if they cannot be secrets.
 """
 
 import ipaddress
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 QUOTED_AT_MOST = 40
-"""The maximum length of a quoted value. Longer ones are described instead, since an error is one sentence and a long
+"""The maximum length of a quoted value. Longer values are described instead, since an error is one sentence and a long
 value may be a secret."""
 
 SECRET = re.compile(
@@ -48,17 +47,17 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 SIZE = re.compile(r"\s*(\d+)\s*(B|KiB|MiB|GiB)\s*")
 BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 LONGEST = 100 * 366 * 86400.0
-"""The longest time span, a century. A longer one is a typing error and overflows dates."""
+"""The longest time span, a century. A longer one must be a typing error, and would overflow dates."""
 REFERENCES_AT_MOST = 100
 """Maximum number of keys for one endpoint."""
 HIGHEST_PRICE = 1_000_000
-"""The highest price, in dollars per million tokens. A higher one is a typing error."""
+"""The highest price, in dollars per million tokens. A higher one must be a typing error."""
 LARGEST_BUDGET = 1_000_000_000
 """The largest budget in dollars. Converted to billionths of a dollar, it still fits into the store's integers."""
 
 
 class InvalidValue(Exception):
-    """A value is invalid. The message is the end of a sentence: "must be …"."""
+    """A value is invalid. The message completes a sentence: "must be …"."""
 
 
 def is_reference(text: str) -> bool:
@@ -108,8 +107,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 class ValueType(Protocol):
-    """The type of a setting. `read` validates a value, `write` formats it as TOML, and `shape` describes valid values
-    in errors and documentation."""
+    """A setting's type. `read` validates a value, `write` formats it as TOML, and `shape` describes valid values in
+    errors and documentation."""
 
     @property
     def shape(self) -> str: ...
@@ -118,7 +117,7 @@ class ValueType(Protocol):
 
 
 class Plain:
-    """Base class of types whose values are scalars or lists of scalars, which are written as JSON."""
+    """Base class for types whose values are scalars or lists of scalars, written as JSON."""
 
     def write(self, value: Any) -> str:
         # DEL is the only character that must be escaped in TOML but not in JSON.
@@ -319,8 +318,8 @@ class FilePath(Text):
 
 
 class OneOf(Plain):
-    """One of several words. If the setting was a flag in earlier versions, `flags` are the words that replace true and
-    false."""
+    """One of several words. If the setting was a boolean in earlier versions, `flags` are the words that replace true
+    and false."""
 
     def __init__(self, *words: str, flags: tuple[str, str] | None = None) -> None:
         self.words = words
@@ -340,7 +339,7 @@ class OneOf(Plain):
 
 
 class Subset(Plain):
-    """A list of one or more of the words, returned in the order of the declaration."""
+    """A list of one or more of the words, returned in the order in which they were declared."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
@@ -359,7 +358,7 @@ class Subset(Plain):
 
 
 class NameList(Plain):
-    """A list of names in the order of the file. Duplicates are removed or, with `once`, refused."""
+    """A list of names, in the order given. Duplicates are removed or, with `once`, refused."""
 
     shape = "a list of names"
 
@@ -378,7 +377,7 @@ class NameList(Plain):
 
 
 class TextLines(Plain):
-    """A list of lines of text, in the order of the file."""
+    """A list of lines of text, in the order given."""
 
     shape = "a list of lines of text"
 
@@ -440,8 +439,8 @@ def _split_url(text: str) -> tuple[str, str, str] | None:
 
 
 class BaseUrl(Plain):
-    """The base URL of an HTTP API. URLs are shown and logged, so they must not contain secrets: one with a user name,
-    password or query is refused, and an invalid one is never quoted."""
+    """The base URL of an HTTP API. URLs are shown and logged, so they must not contain secrets: URLs with a user name,
+    password or query are refused, and invalid ones are never quoted."""
 
     shape = 'an address like "https://api.example.org/v1"'
 
@@ -455,8 +454,8 @@ class BaseUrl(Plain):
 
 
 class Proxy(Plain):
-    """The proxy of requests: the one of the environment, none, its address, or a reference to its address with a
-    password. Invalid values are never quoted."""
+    """The proxy for requests: the environment's proxy, none, an address, or a reference to an address with a password.
+    Invalid values are never quoted."""
 
     shape = '"environment", "none", an address like "http://proxy.example.org:3128", or a reference to one'
 

@@ -1,8 +1,8 @@
-"""The engine: runs the turns of each session one at a time and keeps their journal.
+"""The engine: runs each session's turns one at a time and keeps their journals.
 
 `Engine` is the interface that the packages above use; `agent.Turn` is the interface that the agent loop uses. A
 different engine can be used by implementing both. `build_engine` returns the embedded engine, which runs turns in this
-process and keeps them in the store; nothing else of it is visible outside this package.
+process and stores them in the database. Nothing else of it is visible outside this package.
 """
 
 from tidegate.engine.embedded import build_engine

@@ -1,9 +1,9 @@
-"""One attempt to run a turn: it takes the turn, runs its handler, and says how the turn ends.
+"""One attempt to run a turn: takes the turn, runs its handler, and determines how the turn ends.
 
 Guarantee: whatever happens to an attempt, it ends in one of three ways. The turn is to be settled; it is left to a
-later attempt, because this process stops; or it no longer belongs to this attempt, because another one has taken or
-ended it. Whether the attempt resumes a turn follows from the rows that it has taken. The journal of an attempt belongs
-to the attempt; the engine owns its asyncio task.
+later attempt because this process is stopping; or it no longer belongs to this attempt because another one has taken or
+settled it. The rows that it has taken show whether the attempt resumes a turn. The attempt owns its journal; the engine
+owns its asyncio task.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from tidegate.engine.run_queue import RunQueue
 from tidegate.engine.turn_end import Attempt, billing_of
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import start
+from tidegate.error_mapping import failure_of
 from tidegate.errors import EarlierTurnOpen, ModelFailed, StoreFailed, Superseded, TurnFailed
-from tidegate.failures import failure_of
 from tidegate.lifetimes import Scope, ScopeClosed, is_cancelled
 from tidegate.log import Log
 from tidegate.store import Db, StopRequest, Store, turns
@@ -57,7 +57,7 @@ class AttemptRunner:
         try:
             if live.stopped_by is None:
                 started: StartedTurn | StopRequest | None
-                started, live.start = live.start, None  # it may have been taken when it was accepted
+                started, live.start = live.start, None  # the turn may have been taken when it was accepted
                 if started is None:
                     started = await self._store.write(start, live.turn, self._clock())
                 if started is None:
@@ -99,7 +99,7 @@ class AttemptRunner:
         return attempt
 
     def _is_end_of_process(self, error: Exception) -> bool:
-        """True if a turn failed only because the process is ending and nothing can be opened any more."""
+        """True if a turn failed only because the process is stopping and nothing can be opened any more."""
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _park(self, live: LiveTurn, attempt: Attempt) -> None:

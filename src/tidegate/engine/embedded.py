@@ -1,15 +1,16 @@
 """The embedded engine, which runs turns in this process and keeps them in the store.
 
 Guarantee: a turn's record is released in one place, however the turn ends, and only after the turns that ran its
-delegated tasks have ended. A commit is never interrupted. A running turn of this process that is stopped is cancelled
-at once; the stored request is for turns that run elsewhere, and for the time after a crash. The engine owns the tasks
-of its turns and its queue; the handler decides what a turn does.
+delegated tasks have ended. A commit is never interrupted. If a turn that is running in this process is stopped, it is
+cancelled immediately; the stored request is for turns that are running elsewhere, and for the time after a crash. The
+engine owns its queue and its turns' asyncio tasks; the handler decides what a turn does.
 """
 
 import contextlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import ParamSpec
 from weakref import WeakSet
 
 import anyio
@@ -33,8 +34,8 @@ from tidegate.engine.turn_end import (
 )
 from tidegate.engine.turn_log import TurnLog
 from tidegate.engine.turn_start import accept
+from tidegate.error_mapping import failure_of
 from tidegate.errors import Conflict, EarlierTurnOpen, NotFound, Stopping, StoreFailed, Superseded
-from tidegate.failures import failure_of
 from tidegate.lifetimes import Presence, Present, Scope
 from tidegate.log import Log
 from tidegate.status_report import EngineStats
@@ -42,23 +43,27 @@ from tidegate.store import StopRequest, Store, open_turns, turns
 from tidegate.values import Event, Notice, Outcome, TurnEnded
 
 log = Log(__name__)
+P = ParamSpec("P")
 
 OPEN = ("queued", "running")
-"""The states of a turn that has not ended."""
+"""The states of turns that have not ended."""
 
 TASKS_END_SECONDS = 10.0
-"""Seconds that an ending turn waits for its delegated tasks to end. Only a hanging tool takes longer."""
+"""Seconds that an ending turn waits for its delegated tasks to end. Only a tool that hangs takes longer."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
-"""Shortest and longest pause, in seconds, between two attempts to store the end of a turn while the store refuses the
-write (usually because the disk is full). The shortest one also separates two attempts to start a turn behind one that
-runs elsewhere."""
+"""Shortest and longest pause, in seconds, between two attempts to store a turn's end while the store refuses the write
+(usually because the disk is full). The shortest pause also separates two attempts to start a turn that has to wait for
+one running elsewhere."""
 
 LONGEST_POLL = 1.0
-"""Longest pause, in seconds, between two reads of a turn that runs in another process."""
+"""Longest pause, in seconds, between two reads of a turn that is running in another process."""
 
 
 class EmbeddedEngine(Engine):
+    """Runs at most `turns` turns concurrently, each for at most `turn_seconds`. A turn that is waiting for a person
+    reads its news at least every `reread_seconds`."""
+
     def __init__(
         self,
         scope: Scope,
@@ -80,7 +85,7 @@ class EmbeddedEngine(Engine):
         self._attempts = AttemptRunner(
             scope, store, self._queue, handler, turn_seconds=turn_seconds, reread_seconds=reread_seconds, clock=clock
         )
-        self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn while it has readers
+        self._logs: WeakSet[TurnLog] = WeakSet()  # a log outlives its turn as long as it has readers
         self._counts: Counter[str] = Counter()  # lint: allow one entry for each way a turn can end
         self._seconds = 0.0
         presence.is_waiting = lambda turn: turn.waits_for_person
@@ -168,7 +173,7 @@ class EmbeddedEngine(Engine):
                 raise Stopping("The gateway is stopping; this turn continues after the restart.", retry_after=2)
             if outcome is None:
                 raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
-            await anyio.sleep(pause)  # another attempt runs the turn
+            await anyio.sleep(pause)  # another attempt is running the turn
             pause = min(2 * pause, LONGEST_POLL)
 
     def tell(self, turn: str, event: Event) -> None:
@@ -211,8 +216,8 @@ class EmbeddedEngine(Engine):
     # -- waiting --
 
     async def _until_slots_free(self) -> None:
-        """Waits until no turn has a slot. A turn that reserves its slot for its tasks is included until the tasks can
-        no longer start."""
+        """Waits until no turn has a slot. A turn that reserves its slot for its tasks counts until the tasks can no
+        longer start."""
         while (live := next(filter(self._is_busy, self._queue.live.values()), None)) is not None:
             await self._until_ended(live)
 
@@ -229,7 +234,7 @@ class EmbeddedEngine(Engine):
             await anyio.sleep(FIRST_PAUSE)
 
     async def _until_ended(self, live: LiveTurn) -> None:
-        """Waits until the end of the turn is published. If the end could not be stored yet, waits a little longer."""
+        """Waits until the turn's end is published. If it could not be stored yet, waits a little longer."""
         await live.log.ended()
         await anyio.sleep(FIRST_PAUSE if live.turn in self._queue.live else 0)
 
@@ -246,7 +251,7 @@ class EmbeddedEngine(Engine):
         return self._queue.is_parking or not self._scope.open
 
     def _stopped(self, turn: str, request: StopRequest, stopped: Stopped) -> bool:
-        """Acts on a stored request to stop, in the iteration of the event loop in which it was committed."""
+        """Acts on a stored stop request, in the same iteration of the event loop in which it was committed."""
         live = self._queue.live.get(turn)
         if live is not None and stopped.settlement is not None:
             if self._queue.withdraw(live):
@@ -263,8 +268,8 @@ class EmbeddedEngine(Engine):
             self._scope.start(self._settle_withdrawn, live, name=f"turn {live.turn}", at_close="finish")
 
     async def _settle_withdrawn(self, live: LiveTurn) -> None:
-        """Ends a turn that left the queue without running. Its session stays present only until the end is
-        published."""
+        """Publishes the end of a turn that left the queue without running. Its session stays present only until
+        then."""
         with contextlib.ExitStack() as present:
             record = present.enter_context(self._presence.keep_present(live.session))
 
@@ -279,7 +284,7 @@ class EmbeddedEngine(Engine):
 
     async def _reread(self, live: LiveTurn) -> None:
         """Reads the news for a turn from the store."""
-        with contextlib.suppress(StoreFailed):  # the turn finds its news with its next commit
+        with contextlib.suppress(StoreFailed):  # the turn will find the news at its next commit
             row = await self._store.read(turns.get, live.turn)
             if row is not None and row.state in OPEN:
                 if row.stopping is not None and live.stopped_by is None:
@@ -307,8 +312,8 @@ class EmbeddedEngine(Engine):
                 await self._publish_elsewhere(record, live)
 
     def _put_back(self, record: Present, live: LiveTurn) -> None:
-        """Returns a turn to the queue, because an earlier turn of its session runs elsewhere, and tries again after a
-        pause."""
+        """Returns a turn to the queue because an earlier turn of its session is running elsewhere, and tries again
+        after a pause."""
         self._queue.put_back(record, live)
 
         async def start_later() -> None:
@@ -318,8 +323,8 @@ class EmbeddedEngine(Engine):
         self._scope.start(start_later, name=f"next turn of {live.session}")
 
     async def _publish_elsewhere(self, record: Present, live: LiveTurn) -> None:
-        """Publishes the end of a turn that was not ended by an attempt of this process, and releases the turn. If
-        another attempt runs the turn, its followers follow it again."""
+        """Publishes the end of a turn that no attempt in this process has settled, and releases the turn. If another
+        attempt is running the turn, its followers start following it again."""
         outcome = await self._store.read(turns.outcome, live.turn)
         if outcome is not None and outcome.state not in OPEN:
             live.log.append(TurnEnded(outcome=outcome))
@@ -337,7 +342,7 @@ class EmbeddedEngine(Engine):
 
     async def _end_tasks(self, live: LiveTurn) -> None:
         """Stops the tasks that this turn delegated, now or in an earlier attempt, and waits until they have ended."""
-        with contextlib.suppress(StoreFailed):  # the timer finds the rest
+        with contextlib.suppress(StoreFailed):  # the timer will find the rest
             for turn, session in await self._store.read(open_turns.tasks_of, live.turn):
                 self.submit(session, turn, within=live.turn)
         tasks = tuple(live.children.values())
@@ -348,12 +353,14 @@ class EmbeddedEngine(Engine):
                 await self._until_ended(task)
         if deadline.cancelled_caught:
             log.warning(
-                "a delegated task still runs after the end of its parent turn", session=live.session, turn=live.turn
+                "a delegated task is still running after its parent turn has ended",
+                session=live.session,
+                turn=live.turn,
             )
 
     async def _turn_end(self, live: LiveTurn, attempt: Attempt) -> TurnEnd | None:
-        """Returns the end of the turn after this attempt. If the turn was never taken, it was stopped while it waited
-        or refused by the store."""
+        """Returns the turn's end after this attempt. If the turn was never taken, it was stopped while it was waiting,
+        or the store refused it."""
         taken = attempt.taken or (live.start.taken if live.start is not None else None)
         taken = taken or await self._store.read(peek, live.turn)
         if taken is None:
@@ -367,7 +374,7 @@ class EmbeddedEngine(Engine):
 
     async def _commit(self, live: LiveTurn, end: TurnEnd, release: Callable[[Settlement], None]) -> None:
         """Stores the end and releases the turn. If the store refuses the write, waiting callers are notified
-        immediately, but the session starts no other turn until this end is stored, because a later turn must not
+        immediately, but the session does not start another turn until this end is stored, because a later turn must not
         overtake this one."""
         pause = FIRST_PAUSE
         while True:
@@ -394,9 +401,9 @@ class EmbeddedEngine(Engine):
     # -- the end --
 
     def _release(self, record: Present, live: LiveTurn, settlement: Settlement | None) -> None:
-        """Releases a turn's record, exactly once; no other code does this. The record is released as soon as the end is
-        stored, so that waiting callers are notified in the same iteration of the event loop, and at the latest when the
-        turn's asyncio task ends."""
+        """Releases a turn's record, exactly once. No other code does this. This happens as soon as the end is stored,
+        so that waiting callers are notified in the same iteration of the event loop, and at the latest when the turn's
+        asyncio task ends."""
         if live.released:
             return
         live.released = True
@@ -429,26 +436,9 @@ class EmbeddedEngine(Engine):
         live.log.append(TurnEnded(outcome=outcome))
 
 
-def build_engine(
-    scope: Scope,
-    store: Store,
-    presence: Presence,
-    handler: Handler,
-    *,
-    turns: int,
-    turn_seconds: float,
-    clock: Callable[[], float],
-    reread_seconds: float = REREAD_SECONDS,
-) -> Engine:
-    """Returns the engine. It runs at most `turns` turns at once, each for at most `turn_seconds`. A turn that waits for
-    a person reads its news at least every `reread_seconds`."""
-    return EmbeddedEngine(
-        scope,
-        store,
-        presence,
-        handler,
-        turns=turns,
-        turn_seconds=turn_seconds,
-        clock=clock,
-        reread_seconds=reread_seconds,
-    )
+def _as_engine(engine: Callable[P, Engine]) -> Callable[P, Engine]:
+    return engine
+
+
+build_engine = _as_engine(EmbeddedEngine)
+"""Builds the engine. Callers see its parameters and the interface `Engine`, but not which engine it is."""

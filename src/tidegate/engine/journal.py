@@ -1,4 +1,4 @@
-"""The journal of one turn in the store. This is the embedded engine's implementation of `Turn`.
+"""A turn's journal in the store: the embedded engine's implementation of `Turn`.
 
 Guarantee: a step that has a row is never run again, and its row is committed before the next step starts. The intent of
 a step with an effect is committed before the step runs; a step with an intent but no row is never run again unless it
@@ -42,12 +42,12 @@ T = TypeVar("T")
 
 
 REREAD_SECONDS = 30.0
-"""Seconds after which a turn that waits for a person reads the store again without being woken."""
+"""Seconds after which a turn that is waiting for a person reads the store again without being woken."""
 
 
 class Billing(Frozen, frozen=True):
-    """The account under which a step's usage is recorded. For delegated tasks too, `session` is the session of the
-    conversation."""
+    """The account to which a step's usage is charged. `session` is the conversation's session, for delegated tasks as
+    well."""
 
     session: str
     principal: str
@@ -101,8 +101,8 @@ def record_call(
     now: float,
     hosts: Iterable[str] = (),
 ) -> None:
-    """Writes the audit rows of a tool call, in the writer's transaction: one row if the call has an effect, and one for
-    each host that the call has contacted."""
+    """Writes the audit rows of a tool call, in the writer's transaction: one row if the call has an effect, and one row
+    for each host that the call has contacted."""
     events: list[tuple[AuditKind, bytes]] = [("egress", audit.host_name(host)) for host in dict.fromkeys(hosts)]
     if digest is not None:
         events.insert(0, ("tool", digest))
@@ -140,11 +140,11 @@ class Journal:
         self.incoming = incoming
         self.final_row: tuple[str, Message] | None = None
         self.concluded: Message | None = None
-        """The answer that ends the turn, if it has been committed already."""
+        """The answer that ends the turn, if it has already been committed."""
         self.steps = 0
         self.cut_calls: tuple[tuple[str, Usage], ...] = ()
-        """Model and usage of model calls that were cut off and are not recorded yet. There are at most the last call
-        and its earlier attempts."""
+        """Model and usage of model calls that were cut off and are not recorded yet: at most the last call and its
+        earlier attempts."""
         self.hosts: dict[str, list[str]] = {}
         """The hosts that the tool calls in progress have contacted, by step."""
         self._live = live
@@ -167,7 +167,7 @@ class Journal:
         return self._live.root.usage
 
     def add_usage(self, usage: Usage) -> None:
-        """Counts a model call made outside the steps of the turn. The caller records it in the store."""
+        """Counts a model call made outside the turn's steps. The caller records it in the store."""
         self._live.add_usage(usage)
 
     @property
@@ -196,7 +196,7 @@ class Journal:
         if self._parking():
             raise Parked
         if self._live.stopped_by is not None or self._live.expired:
-            await asyncio.sleep(0)  # the cancellation of the stop is raised here, before anything is begun
+            await asyncio.sleep(0)  # if the turn was stopped, its cancellation is raised here, before anything starts
         message = await (make() if effect is None else self._make(name, make, effect))
         self._count(message)
         if ends is not None and ends(message):
@@ -206,8 +206,9 @@ class Journal:
         return message
 
     async def _make(self, name: str, make: Callable[[], Awaitable[Message]], effect: Effect) -> Message:
-        """Runs a step with an effect, after committing its intent. If an earlier process began the step, permission is
-        not requested again. The step is then run again only if both processes have declared it repeatable."""
+        """Runs a step with an effect, after committing its intent. If an earlier process has started the step,
+        permission is not requested again, and the step is run again only if both processes have declared it
+        repeatable."""
         intent = self._open_intents.get(name)
         if intent is None:
             if (refusal := await effect.refused()) is not None:
@@ -271,8 +272,8 @@ class Journal:
         return found
 
     async def _reread(self, ready: Callable[[], Awaitable[T | None]]) -> T | None:
-        """Looks for news without having been woken. If the store fails, the turn keeps waiting, since perhaps there is
-        no news."""
+        """Checks for news without having been woken. If the store fails, the turn keeps waiting, since there may be no
+        news."""
         with contextlib.suppress(StoreFailed):
             self._live.learn(await self._store.read(turns.news, self.id, self._fence))
             return await ready()
@@ -305,7 +306,7 @@ class Journal:
         self._live.emit(event)
 
     def count_unreached(self) -> None:
-        """Counts the answers of an earlier attempt that this attempt has not reached, because it ended first."""
+        """Counts the answers from an earlier attempt that this attempt has not reached because it ended first."""
         while self._unreached:
             self._count(self._unreached.popitem()[1])
 
@@ -317,7 +318,7 @@ class Journal:
 
     def _has_recorded_after(self) -> bool:
         """True if this drain comes before a step that is already recorded. If so, it returned nothing the first time
-        and must return nothing now."""
+        and must return nothing again."""
         return f"model-{self._drains - 1}" in self._recorded
 
     async def _commit(self, name: str, message: Message, effect: Effect | None) -> None:

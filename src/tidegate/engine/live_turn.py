@@ -1,12 +1,12 @@
-"""A turn that waits or runs in this process, with its record.
+"""A turn that is waiting or running in this process, with its record.
 
-Guarantee: everything that exists for a turn while it runs (its log, start time, stop reason, steering, usage and child
-turns) is a field of `LiveTurn`, so dropping the record drops all of it, however the turn ends. A record holds ids,
+Guarantee: everything that exists for a turn while it is running (its log, start time, stop reason, steering, usage and
+child turns) is a field of `LiveTurn`, so all of it is freed with the record, however the turn ends. A record holds ids,
 values and other records, never the live objects of a session.
 
-`turn_holdings` and `log_holdings` report the memory of turns by session, measured on request. They cover every turn
-that waits or runs, and every log, including the log of an ended turn that a slow reader still follows. The text of a
-turn is counted with its log; the constants here cover what a turn costs regardless of its text.
+`turn_holdings` and `log_holdings` report how much memory turns use, by session, measured on request. They cover every
+waiting or running turn and every log, including the logs of ended turns that slow readers are still following. A turn's
+text is counted with its log; the constants here cover what a turn costs regardless of its text.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from tidegate.store import TurnNews
 from tidegate.values import Event, Notice, Usage
 
 NOTICES_KEPT = 16
-"""The most notices kept for one turn. Further notices are dropped."""
+"""Maximum number of notices stored for one turn. Further notices are dropped."""
 
 NOTHING = Usage()
 
 RUNNING_BYTES = 12 * 1024
-"""Bytes of a running turn, as measured: its asyncio task with the frames that wait for a model, its record and its
-journal."""
+"""Measured memory of a running turn, in bytes: its asyncio task with the frames that are waiting for a model, its
+record and its journal."""
 
 WAITING_BYTES = 2 * 1024
-"""Bytes of a waiting turn: its record and its empty log."""
+"""Memory of a waiting turn, in bytes: its record and its empty log."""
 
 
 class LiveTurn:
@@ -72,18 +72,18 @@ class LiveTurn:
         self.turn = turn
         self.session = session
         self.start = start
-        """The rows that the turn was started with, if it was started in the transaction that accepted it."""
+        """The rows with which the turn was started, if it was started in the transaction that accepted it."""
         self.parent = parent
-        """The turn that delegated this turn, if this turn runs a task."""
+        """The turn that delegated this turn, if this turn is a task."""
         self.children: dict[str, LiveTurn] = {}
-        """The turns that run tasks delegated by this turn, by id."""
+        """The turns of the tasks delegated by this turn, by id."""
         self.delegated = False
         """True if the turn may have delegated tasks."""
         self.log = TurnLog(turn, session)
         self.notices: list[str] = []  # lint: allow NOTICES_KEPT
         """Notices shown to the user. They are stored with the turn's end, for users who were not connected."""
         self.usage = NOTHING
-        """The usage of the turn's model calls and of the model calls of its tasks."""
+        """The usage of the model calls made by the turn and by its tasks."""
         self.started_at: float | None = None
         self.stopped_by: str | None = None
         """The reason why the turn was stopped, in words; None if it was not stopped."""
@@ -100,9 +100,9 @@ class LiveTurn:
         self.has_slot = False
         """True if the turn has a slot. While the turn waits for its tasks, the slot is reserved for them."""
         self.questions = 0
-        """The number of the turn's tool calls that wait for a person."""
+        """The number of the turn's tool calls that are waiting for a person."""
         self.tasks = 0
-        """The number of the turn's tool calls that wait for a delegated task."""
+        """The number of the turn's tool calls that are waiting for a delegated task."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -118,8 +118,8 @@ class LiveTurn:
 
     @property
     def waits_for_person(self) -> bool:
-        """True if the turn cannot continue until a person has answered a question of the turn or of a task that it
-        waits for."""
+        """True if the turn cannot continue until a person has answered a question asked by the turn or by a task that
+        it is waiting for."""
         return bool(self.questions or (self.tasks and self._timer_holds))
 
     @property
@@ -131,14 +131,14 @@ class LiveTurn:
         return live
 
     def attach_task(self) -> None:
-        """Makes a stop cancel the current asyncio task, until `detach_task` is called."""
+        """Lets stop requests cancel the current asyncio task until `detach_task` is called."""
         self._task = asyncio.current_task()
         self.is_done = False
 
     def detach_task(self) -> bool:
-        """Makes later stops leave the asyncio task alone, because only the end of the turn remains to be stored.
-        Returns True if the turn was stopped or expired, and False if it was only cancelled by the end of the
-        process."""
+        """Lets later stop requests leave the asyncio task alone, because all that remains is to store the turn's end.
+        Returns True if the turn was stopped or expired, and False if it was only cancelled because the process is
+        stopping."""
         task, self._task = self._task, None
         self.is_done = True
         ours = self.stopped_by is not None or self.expired
@@ -166,14 +166,14 @@ class LiveTurn:
     # -- time limit --
 
     def start_timer(self, seconds: float) -> None:
-        """Starts the timer of the turn's time limit."""
+        """Starts the timer for the turn's time limit."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + seconds
         self._timer = loop.call_later(seconds, self.expire)
 
     @property
     def is_timed(self) -> bool:
-        """True if the timer of the turn's time limit is running."""
+        """True if the timer for the turn's time limit is running."""
         return self._timer is not None
 
     def hold_timer(self) -> None:
@@ -206,14 +206,14 @@ class LiveTurn:
         self.signal()
 
     def learn(self, news: TurnNews) -> None:
-        """Acts on the news that was found in the store."""
+        """Acts on news found in the store."""
         if news.is_steered:
             self.steered = True
         if news.stopping is not None and self.stopped_by is None:
             self.stop(news.stopping.by, abandoned=news.stopping.abandoned)
 
     def signal(self) -> None:
-        """Tells the turn that an event may have happened for which one of its steps waits."""
+        """Tells the turn that something may have happened for which one of its steps is waiting."""
         self._signals += 1
         if self._signalled is not None and not self._signalled.done():
             self._signalled.set_result(None)

@@ -1,18 +1,17 @@
-"""The turns that wait and run in this process, and their slots.
+"""The turns that are waiting or running in this process, and their slots.
 
-Guarantee: a session runs one turn at a time, in the order in which its turns were added; a turn that has to wait for
-one in another process is put back. At most `cap` turns run in a new slot; the sessions whose next turn waits for one
-get it in turn. A turn is released once.
+Guarantee: a session runs one turn at a time, in the order in which its turns were added. A turn that has to wait for
+one in another process is put back. At most `cap` turns run in new slots, which waiting sessions get in turn. Each turn
+is released exactly once.
 
-A slot is the permission to run (`Slots`). At most `cap` turns start in a new slot. A turn that waits for a person has
-no slot, and gets one without waiting when it continues. A turn that waits for delegated tasks keeps its slot for the
-first of these tasks and gets it back from the last. A task tree therefore always makes progress, even with a single
-slot. At most `cap` trees run concurrently, and the height of each is limited by the delegation depth. Further turns of
-the same task tree wait for a slot like any other turn. The time limit of a turn is suspended while the turn, or one of
-its tasks, waits for a person.
+A slot is the permission to run (`Slots`). A turn that is waiting for a person has no slot, and gets one without delay
+when it continues. A turn that is waiting for delegated tasks passes its slot to the first of these tasks and gets it
+back from the last. A task tree therefore always makes progress, even with a single slot. At most `cap` trees run
+concurrently, and the delegation depth limits each tree's height. Further turns of the same task tree wait for a slot
+like any other turn. A turn's time limit is suspended while the turn or one of its tasks is waiting for a person.
 
-The queue owns the map of live turns. The queue of each session and its running turn are on the session's record, which
-belongs to `Presence`.
+The queue owns the map of live turns. Each session's queue and running turn are in the session's record, which belongs
+to `Presence`.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
@@ -36,9 +35,9 @@ class RunQueue:
         """`run` runs a turn that has got a slot, in a task of the scope."""
         self.slots = Slots(turns)
         self.live: dict[str, LiveTurn] = {}
-        """All turns that wait or run here, by id."""
+        """All turns that are waiting or running in this process, by id."""
         self.is_closed = False
-        """True if no turn is started any more, except tasks of running turns."""
+        """True if no more turns are started, except for tasks of running turns."""
         self.is_parking = False
         """True if running turns are to stop before their next step and continue in another attempt."""
         self._scope = scope
@@ -56,14 +55,14 @@ class RunQueue:
         return record.turn if record is not None else None
 
     def of_session(self, session: str) -> tuple[LiveTurn, ...]:
-        """Returns the session's turns: first the running one, then those that wait, in order."""
+        """Returns the session's turns: first the running turn, then the waiting ones in order."""
         record = self._presence.get(session)
         if record is None:
             return ()
         return (*((record.turn,) if record.turn is not None else ()), *record.waiting)
 
     def is_open_for(self, parent: LiveTurn | None) -> bool:
-        """True if a turn may be started, as a task of `parent` if one is given. Running turns may delegate even when
+        """True if a turn may be started, as a task of `parent` if one is given. Running turns may still delegate when
         no other turns are started any more."""
         return self._scope.open and not (self.is_closed if parent is None else self.is_parking)
 
@@ -77,7 +76,7 @@ class RunQueue:
         return record
 
     def start_next(self, record: Present) -> None:
-        """Starts the session's next turn if a slot is free; otherwise remembers that the session waits for one."""
+        """Starts the session's next turn if a slot is free; otherwise remembers that the session is waiting for one."""
         if record.turn is not None or not record.waiting or not self.is_open_for(record.waiting[0].parent):
             return
         if not self.slots.is_free_for(record.waiting[0].parent):
@@ -92,7 +91,8 @@ class RunQueue:
         record.notify()
 
     def withdraw(self, live: LiveTurn) -> bool:
-        """Removes a turn from its session's queue. Returns False if it is not there because it has been started."""
+        """Removes a turn from its session's queue. Returns False if it is not in the queue because it has been
+        started."""
         record = self._presence.get(live.session)
         if record is None or live not in record.waiting:
             return False
@@ -102,8 +102,8 @@ class RunQueue:
         return True
 
     def put_back(self, record: Present, live: LiveTurn) -> None:
-        """Returns a turn that could not start to its session's queue, at the end: the turn that it has to wait for may
-        be in this queue too. Its slot goes to another session. The caller calls `start_next` after a pause."""
+        """Puts a turn that could not start back at the end of its session's queue, since the turn that it has to wait
+        for may be in this queue too. Its slot goes to another session. The caller calls `start_next` after a pause."""
         self.slots.release(live)
         live.started_at = None
         if live.parent is not None:
@@ -121,8 +121,8 @@ class RunQueue:
             self._ready[record] = None  # behind the sessions that are waiting for a slot
 
     def fill_slots(self, tree: LiveTurn | None) -> None:
-        """Gives free slots to the sessions that wait for one. Slots that the turns of this task tree have reserved for
-        their tasks go to these tasks first."""
+        """Gives free slots to the sessions that are waiting for one. Slots that the turns in this task tree have
+        reserved for their tasks go to these tasks first."""
         while tree is not None:
             for task in tuple(tree.children.values()):
                 if task.started_at is None and (record := self._presence.get(task.session)) is not None:
@@ -136,7 +136,7 @@ class RunQueue:
     @contextmanager
     def waiting_for_tasks(self, live: LiveTurn) -> Iterator[None]:
         """Counts one of the turn's tool calls as waiting for a task that it delegated, for the duration of the block.
-        The task's turn may use the slot of this turn."""
+        The task's turn may use this turn's slot."""
         try:
             with self.slots.waiting_for_tasks(live):
                 self.fill_slots(live)
@@ -158,7 +158,7 @@ class RunQueue:
             self.fill_slots(live.parent)
 
     def _allow_unload(self, asking: LiveTurn) -> None:
-        """Allows the residents of this turn, and of the parent turns that wait for it, to be unloaded."""
+        """Allows unloading the residents of this turn and of the parent turns that are waiting for it."""
         live: LiveTurn | None = asking
         while live is not None:
             record = self._presence.get(live.session)
@@ -174,9 +174,9 @@ class Slots:
         self.started = 0
         """The number of turns that have started and not ended."""
         self.asking = 0
-        """The number of turns that wait for a person."""
+        """The number of turns that are waiting for a person."""
         self.delegating = 0
-        """The number of turns that wait only for their delegated tasks."""
+        """The number of turns that are waiting only for their delegated tasks."""
 
     @property
     def running(self) -> int:
@@ -275,7 +275,7 @@ def _has_spare_slot(live: LiveTurn) -> bool:
 def _needs_slot(live: LiveTurn) -> bool:
     if not live.is_waiting:
         return True
-    # A slot is needed for a call whose task has not started, or has ended and not been reported yet.
+    # A call needs a slot if its task has not started, or if the task has ended and this has not been reported yet.
     started = sum(child.started_at is not None for child in live.children.values())
     return live.tasks > started and not any(map(_tree_has_slot, live.children.values()))
 

@@ -1,18 +1,18 @@
-"""The end of a turn in the store, one transaction.
+"""The end of a turn in the store, in one transaction.
 
-`settle` writes the end of the turn, which was decided from the attempt to run it. A turn that has given its answer
-counts as answered, even if it is stopped afterwards. A turn that has neither answered nor failed was stopped; the text
-it had already shown is kept. `stop_turn` settles a queued turn without an attempt, and leaves a request for a running
+`settle` stores the end of a turn, as determined by the attempt to run it. A turn that has given its answer counts as
+answered, even if it is stopped afterwards. A turn that has neither answered nor failed counts as stopped; the text that
+it has already shown is kept. `stop_turn` settles a queued turn without an attempt, and stores a request for a running
 one.
 
 When the transaction of `settle` commits, the turn has its final state and its answer, and every tool call in its rows
-has a result. A call that began and left no result is recorded as interrupted, whatever ended the turn; only a call
+has a result. A call that was started but left no result is recorded as interrupted, however the turn ended; only a call
 without an intent is recorded as not run. A message that was steered in too late becomes a new turn. If the session has
 ended, the message is instead added to the transcript, marked as unanswered, and the turn's notices say so. An ephemeral
-session is deleted except for its usage and the outcome, which is stored under its receipts; if it has none and nobody
-follows the turn, the outcome is kept until it was fetched. Of a delegated task, only the usage remains. It is
-added to this turn and to its parent turns. If that transaction does not commit, the turn counts as still running and
-continues at the next start.
+session is deleted, except for its usage and its outcome. The outcome can be fetched until it expires, because a
+follower of the turn may not receive it: the process may be killed right after this transaction. Only the usage of a
+delegated task is kept. It is added to this turn and to its parent turns. If the transaction does not commit, the turn
+counts as still running and continues at the next start.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ from tidegate.agent import interrupted, missing, not_run
 from tidegate.engine.interface import TakenTurn
 from tidegate.engine.journal import Billing, Journal, bill, commit_row, record_call
 from tidegate.engine.live_turn import LiveTurn
+from tidegate.error_mapping import stopped_failure
 from tidegate.errors import Conflict
-from tidegate.failures import stopped_failure
 from tidegate.store import (
     Db,
     MessageRow,
@@ -44,12 +44,12 @@ from tidegate.store import (
 from tidegate.values import Call, CallerTools, Failure, Frozen, Message, Outcome, TurnState, Usage, new_id
 
 LONG_TURN = 60.0
-"""If a turn took longer than this many seconds, its end counts as session activity. The start of a shorter turn is
+"""If a turn took longer than this many seconds, its end counts as session activity. For a shorter turn, the start is
 recent enough."""
 
 
 class Attempt(msgspec.Struct):
-    """The results so far of one attempt to run a turn."""
+    """What one attempt to run a turn has produced so far."""
 
     taken: TakenTurn | None = None
     journal: Journal | None = None
@@ -67,26 +67,27 @@ class TurnEnd(Frozen, frozen=True):
     accepted: float
     final_rows: tuple[tuple[str, Message], ...] = ()
     concluded: Message | None = None
-    """The answer, if it has been committed already. Its calls are the ones that are left to the caller."""
+    """The answer, if it has already been committed. Its calls are left to the caller."""
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0
     cut_calls: tuple[tuple[str, Usage], ...] = ()
-    """Model and usage of model calls that were cut off. They are included in `usage` but have no row."""
+    """Models and usage of calls that were cut off. They are included in `usage` but have no row."""
     hosts: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """The hosts contacted by tool calls that have no result, by step."""
+    """The hosts contacted by tool calls without a result, by step."""
     notices: tuple[str, ...] = ()
     within: str | None = None
-    """The parent turn, if this turn runs a delegated task."""
+    """The parent turn, if this turn is a delegated task."""
     delegated: bool = False
     """True if the turn may have delegated tasks, whose receipts are no longer needed."""
     fence: int | None = None
-    """The fence of the attempt; None if the turn was never taken here."""
+    """The attempt's fence, or None if the turn was never taken here."""
     takes: bool = False
-    """True if the end was not decided by an attempt. An attempt may still be running in another process."""
-    keeps_outcome: bool = False
-    """True if somebody may still ask for the outcome of a one-shot call: nobody follows the turn and gets it now, and
-    it was not stopped because its caller had disconnected. Nobody asks for the outcome of a task in this way."""
+    """True if the end was not determined by an attempt. An attempt may still be running in another process."""
+    is_followed: bool = False
+    """True if somebody is following the turn to its end and will most likely receive its outcome."""
+    abandoned: bool = False
+    """True if the turn was stopped because its caller had disconnected, so nobody will ask for its outcome."""
     withdrawn: bool = False
     """True if the turn was stopped before it was taken. Its messages do not enter the transcript, and no other turn
     takes them."""
@@ -100,11 +101,11 @@ class Settlement(Frozen, frozen=True):
     follow_up: str | None = None
     """The id of the turn that will answer messages that were steered in too late."""
     version: int = -1
-    """The session's current version, which shows whether a resident conversation is up to date; -1 if there is none."""
+    """The session's current version, to tell whether a resident conversation is up to date; -1 if there is none."""
 
 
 def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Usage, int]) -> TurnEnd:
-    """Returns the end of a turn after an attempt. `tally` is the turn's usage and its number of steps."""
+    """Returns the end of a turn after an attempt. `tally` is the turn's usage and number of steps."""
     journal, failure = attempt.journal, attempt.failure
     answer = journal.final_row if journal is not None else None
     final_rows = (answer,) if answer is not None else ()
@@ -139,20 +140,22 @@ def turn_end(live: LiveTurn, attempt: Attempt, taken: TakenTurn, tally: tuple[Us
         delegated=live.delegated,
         fence=fence,
         takes=fence is None,
-        keeps_outcome=taken.session.kind == "ephemeral" and not live.log.readers and not live.abandoned,
+        is_followed=live.log.readers > 0,
+        abandoned=live.abandoned,
         withdrawn=withdrawn,
     )
 
 
 class Stopped(NamedTuple):
-    """The effect of a request to stop: whether the turn was open, and the settlement if it was queued."""
+    """The effect of a stop request: whether the turn was open, and the settlement if it was queued."""
 
     is_open: bool
     settlement: Settlement | None = None
 
 
 def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followed: bool = False) -> Stopped:
-    """Stops a turn, in the writer's transaction: a queued turn is settled, a running one gets the request."""
+    """Stops a turn, in the writer's transaction: a queued turn is settled; for a running turn, the request is
+    stored."""
     state = turns.request_stop(db, turn, request)
     taken = peek(db, turn) if state == "queued" else None
     if taken is None:
@@ -171,14 +174,15 @@ def stop_turn(db: Db, turn: str, request: StopRequest, now: float, *, is_followe
         within=taken.turn.within,
         fence=taken.turn.fence,
         takes=True,
-        keeps_outcome=not is_followed and not request.abandoned,
+        is_followed=is_followed,
+        abandoned=request.abandoned,
         withdrawn=True,
     )
     return Stopped(True, settle(db, end, now))
 
 
 def stop_session(db: Db, session: str, request: StopRequest, now: float) -> list[Settlement]:
-    """Stops all turns of a session like `stop_turn`. Returns the settlements of the queued ones."""
+    """Stops all of a session's turns, like `stop_turn`. Returns the queued turns' settlements."""
     db.lock("session", session)
     stopped = [stop_turn(db, turn, request, now) for turn in open_turns.ids(db, session)]
     return [each.settlement for each in stopped if each.settlement is not None]
@@ -198,7 +202,7 @@ def billing_of(turn: TurnRow, session: SessionRow) -> Billing:
 
 
 def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
-    """Writes the end of a turn, in the writer's transaction. Raises Conflict if the turn has ended already, and
+    """Stores the end of a turn, in the writer's transaction. Raises Conflict if the turn has already ended, and
     Superseded if another attempt has taken it."""
     answer = _answer(end)
     finish = (answer.finish if answer else "") or ("error" if end.error else "")
@@ -241,8 +245,9 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
         turns.set_notices(db, end.turn, notices)
     outcome = _outcome(end, answer, finish, notices, now)
     if end.ephemeral:
-        if not receipts.finish(db, end.turn, outcome) and end.keeps_outcome and end.within is None:
-            receipts.keep_outcome(db, end.billing.principal, outcome, now)
+        kept_until, needed_until = receipts.finish(db, end.turn, outcome), _needed_until(end, now)
+        if kept_until < needed_until:
+            receipts.keep_outcome(db, end.billing.principal, outcome, now, needed_until)
         sessions.delete(db, end.session)
         return Settlement(outcome=outcome, rows=tuple(rows))
     if not goes_on:
@@ -250,8 +255,18 @@ def settle(db: Db, end: TurnEnd, now: float) -> Settlement:
     return Settlement(outcome=outcome, rows=tuple(rows), follow_up=follow_up, version=sessions.version(db, end.session))
 
 
+def _needed_until(end: TurnEnd, now: float) -> float:
+    """Returns the time until which a one-shot call's outcome must be available, or 0 if nobody will ask for it. The
+    turn that delegated a task finds the outcome in the task's receipt."""
+    if end.abandoned or end.within is not None:
+        return 0.0
+    soon = now + receipts.FOLLOWED_SECONDS
+    return soon if end.is_followed else max(soon, end.accepted + receipts.UNFOLLOWED_SECONDS)
+
+
 def _missing_results(db: Db, end: TurnEnd, now: float) -> Iterator[tuple[str, Message]]:
-    """Returns a result for each of the turn's calls that has none. Calls that had begun are recorded as interrupted."""
+    """Returns a result for each of the turn's calls that has none. Calls that had started are recorded as
+    interrupted."""
     open_intents = intents.open_of(db, end.turn)
     why = end.error.message if end.error is not None else "The turn ended first."
     for step, call in missing([(row.step or "", row.message) for row in messages.journal(db, end.turn)]):
@@ -308,7 +323,7 @@ def _late_notices(late: int, follow_up: str | None) -> Iterator[str]:
 
 def _queue_follow_up(db: Db, end: TurnEnd, now: float) -> str:
     """Creates a turn for the messages that were steered into this turn but not drained, so that each message is taken
-    exactly once. The caller tools do not change."""
+    exactly once. The caller's tools do not change."""
     turn = new_id("t")
     turns.insert(
         db,

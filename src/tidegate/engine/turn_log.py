@@ -1,9 +1,9 @@
 """The event log of a running turn: append-only, with any number of readers at any position.
 
-Guarantee: a reader that starts at the beginning, however late, gets every event. A slow reader costs a cursor rather
-than a queue, and does not delay the turn or other readers. Runs of small text pieces are folded together as the log
-grows (never across a reader's cursor), so the size of the log depends on the length of the answer and not on the number
-of pieces. The log belongs to the turn and is freed with the turn and its last reader.
+Guarantee: a reader that starts at the beginning, however late, gets every event. A slow reader costs only a cursor, not
+a queue, and delays neither the turn nor other readers. Small pieces of text are joined as the log grows (never across a
+reader's cursor), so the log's size depends on the length of the answer and not on the number of pieces. The log belongs
+to the turn and is freed together with the turn and its last reader.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from tidegate.values import (
 )
 
 FOLD_FROM = 512
-"""The number of events before the first fold. Most answers never reach this number, and folding earlier would save
-nothing."""
+"""The number of events from which on pieces of text are joined. Most answers never reach this number, and joining
+pieces earlier would save nothing."""
 
 EVENT_BYTES = 64
-"""Bytes of a text event in addition to its text: the value and its slot in the list."""
+"""Overhead of a text event, in bytes: the value and its slot in the list."""
 
 MESSAGE_BYTES = 256
-"""Bytes of any other event in addition to its text: mostly a message and its small fields."""
+"""Overhead of any other event, in bytes: mostly a message and its small fields."""
 
 
 class _Reader:
@@ -78,15 +78,15 @@ class TurnLog:
 
     @staticmethod
     def row_event(seq: int, message: Message) -> MessageAdded:
-        """Returns the event for a committed row, as user interfaces receive it: without the payload of a tool result
-        and without the bytes of media."""
+        """Returns the event for a committed row, as sent to user interfaces: without a tool result's payload and
+        without the bytes of media."""
         if message.role == "tool" and len(message.text) > EXCERPT_CHARACTERS:
             message = msgspec.structs.replace(message, text=message.text[:EXCERPT_CHARACTERS])
         return MessageAdded(seq=seq, message=message.without_bytes() if message.media else message)
 
     @property
     def resumed(self) -> bool:
-        """True if the log begins after rows of an earlier attempt."""
+        """True if the log begins after the rows of an earlier attempt."""
         first = self.events[0] if self.events else None
         return isinstance(first, TurnStarted) and first.resumed
 
@@ -132,12 +132,11 @@ class TurnLog:
 
     @property
     def weight(self) -> int:
-        """Bytes held by the log. The number is computed on request, so that the turn bears no cost for it."""
+        """Memory used by the log, in bytes. It is computed on request, so it costs the turn nothing."""
         return sum(map(_weigh, self.events))
 
     def draft(self) -> str:
-        """Returns the text of the model answer in progress that has been shown since the last reset or committed
-        row."""
+        """Returns the part of the current model answer that has been shown since the last reset or committed row."""
         pieces: list[str] = []
         for event in reversed(self.events):
             if isinstance(event, TextDelta):
@@ -147,7 +146,7 @@ class TurnLog:
         return "".join(reversed(pieces))
 
     def running_calls(self) -> frozenset[str]:
-        """Returns the ids of the tool calls that have a start event and no end event."""
+        """Returns the ids of the tool calls that have a start event but no end event."""
         running: set[str] = set()
         for event in self.events:
             if isinstance(event, ToolStarted):

@@ -1,8 +1,8 @@
-"""The start of a turn in the store, one transaction.
+"""The start of a turn in the store, in one transaction.
 
 `start` takes a turn from the queue and adds its messages to the transcript. It returns the turn, its session, its
-settings and its journal as read in the same transaction. If nothing else runs or waits in the session, `accept` starts
-the turn in the transaction that accepts its message.
+settings and its journal as read in the same transaction. If no other turn is running or waiting in the session,
+`accept` starts the turn in the transaction that accepts its message.
 """
 
 from collections.abc import Iterable
@@ -31,13 +31,13 @@ NOTICE = f"{turns.INCOMING}notice"
 
 
 def is_incoming(row: MessageRow) -> bool:
-    """True if the row is one of the messages that the turn was started with."""
+    """True if the row is one of the messages with which the turn was started."""
     return (row.step or "").startswith(turns.INCOMING)
 
 
 def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
-    """Takes a turn that is in the queue or that an earlier attempt left unfinished. Returns None if the turn has ended,
-    and the reason if the turn is to be stopped instead."""
+    """Takes a turn that is queued or that an earlier attempt left unfinished. Returns None if the turn has ended, or
+    the reason if the turn is to be stopped instead."""
     db.lock("turn", turn)
     before = turns.get(db, turn)
     session = sessions.get(db, before.session) if before is not None else None
@@ -55,7 +55,7 @@ def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
         recorded += _append_notice(db, session, turn, current, now)
     return StartedTurn(
         taken=TakenTurn(
-            turn=row, session=session, settings=current, tools_changed=changed, interruptions=before.attempts
+            turn=row, session=session, settings=current, tools_changed=changed, interruptions=max(row.attempts - 1, 0)
         ),
         incoming=tuple((each.seq or 0, each.message) for each in recorded if is_incoming(each)),
         recorded=tuple(recorded),
@@ -64,8 +64,8 @@ def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
 
 
 def accept(db: Db, session: SessionRow, turn: NewTurn, now: float, *, start: bool) -> StartedTurn | None:
-    """Writes an accepted turn and its messages. With `start`, takes it in the same transaction, in which the session
-    has no other open turn. The turn's rows are then written only once."""
+    """Stores an accepted turn and its messages. With `start`, the session has no other open turn, and the turn is taken
+    in the same transaction, so its rows are written only once."""
     before = session
     call = turn.call
     if start:
@@ -121,8 +121,8 @@ def _append_notice(
 
 
 def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
-    """Puts the caller tools of a starting turn into the session's prefix, unless the prefix has them already. A call
-    without definitions, such as a retry, uses the tools of the session."""
+    """Puts a starting turn's caller tools into the session's prefix, unless they are already there. A call without tool
+    definitions, such as a retry, uses the session's tools."""
     tools = call.caller_tools
     if call.tools_digest == session.caller_tools or session.prefix is None:
         return session
@@ -133,7 +133,7 @@ def freeze_caller_tools(db: Db, session: SessionRow, call: Call) -> SessionRow:
 
 
 def _reason_to_stop(db: Db, turn: TurnRow, session: SessionRow) -> StopRequest | None:
-    """Returns the reason why an open turn is not to be run any more."""
+    """Returns the reason why an open turn must not be run any more."""
     if turn.stopping is not None:
         return turn.stopping
     if session.ended is not None:
@@ -145,7 +145,7 @@ def _reason_to_stop(db: Db, turn: TurnRow, session: SessionRow) -> StopRequest |
 
 
 def _take_caller_tools(db: Db, row: TurnRow, session: SessionRow, now: float) -> bool:
-    """Freezes the caller tools of a queued turn and closes the session's open calls. Returns True if the prefix
+    """Freezes a queued turn's caller tools and closes the session's open calls. Returns True if the prefix has
     changed."""
     _close_calls(db, session, messages.waiting(db, row.id), now, row.id)
     if row.call.caller_tools is not None:

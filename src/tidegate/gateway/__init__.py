@@ -1,7 +1,7 @@
 """The gateway process: builds every service in order, runs them, and closes them in reverse order.
 
-The tools with which the command line talks to a running gateway are light and imported here. The gateway itself is
-imported only when it is run.
+The functions with which the command line talks to a running gateway are lightweight and imported here. The gateway
+itself is imported only when it is run.
 """
 
 import os
@@ -42,9 +42,8 @@ def run(
     replay: Path | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Runs a gateway with this home folder until it receives a request to stop. `say` is called with each line meant
-    for the user. Model traffic is recorded in the file `record`, or replayed from the file `replay`, if one is
-    given."""
+    """Runs a gateway with this home folder until it receives a stop request. `say` is called with each line meant for
+    the user. Model traffic is recorded in the file `record`, or replayed from the file `replay`, if one is given."""
     from tidegate.gateway.process_memory.allocator import tune
 
     tune()
@@ -68,7 +67,8 @@ def settings(home: Path) -> "Config":
 
 
 def examine(home: Path) -> "Ready":
-    """Runs the checks that precede a start. Returns what a gateway is built from, or raises `PreflightFailed`."""
+    """Runs the checks that precede a start. Returns everything from which a gateway is built, or raises
+    `PreflightFailed`."""
     from tidegate.gateway.preflight import preflight
 
     return preflight.examine(home, os.environ)

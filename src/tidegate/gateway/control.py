@@ -1,9 +1,9 @@
 """The control socket, through which the command line on the same machine talks to the running gateway.
 
-Only the user who runs the gateway and root get an answer, whatever the folder's permissions are. A request is one JSON
-line of bounded length and must arrive within a deadline; the response is also one JSON line. A client that hangs does
-not delay the others. The socket is owned by the scope in which it was opened, and its file is removed when that scope
-closes. The path of the socket may be of any length. If the process has no free file descriptor left, a request uses the
+Only root and the user who runs the gateway get an answer, whatever the folder's permissions. A request is one JSON line
+of bounded length and must arrive within a deadline; the response is also one JSON line. A client that hangs does not
+delay other clients. The socket is owned by the scope in which it was opened, and its file is removed when that scope
+closes. The socket's path may be of any length. If the process has run out of file descriptors, requests use the
 reserved ones.
 
     {"do": "status", "memory": true}   the output of `tidegate status`
@@ -32,9 +32,9 @@ from tidegate.log import Log
 from tidegate.status_report import StatusReport
 
 _REQUEST_BYTES = 4096  # the longest request is under a hundred bytes
-_REQUEST_SECONDS = 5.0  # for a client to send its line, and to read its answer
+_REQUEST_SECONDS = 5.0  # for a client to send its line and to read the response
 _VERB_SECONDS = 300.0  # the longest verb is an integrity check of a large database
-_CONNECTIONS = 8  # at once; a command line needs one
+_CONNECTIONS = 8  # at the same time; a command line needs one
 _BACKLOG = 100
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -43,7 +43,7 @@ Verb = Callable[[dict[str, Any]], Awaitable[Answer]]
 
 
 class Control:
-    """The server side of the socket. `verbs` maps the name of each request to its handler."""
+    """The server side of the socket. `verbs` maps each request's name to its handler."""
 
     def __init__(self, home: Path, verbs: Mapping[str, Verb], descriptors: Descriptors | None = None) -> None:
         self._home = home
@@ -53,8 +53,8 @@ class Control:
         self._log = Log("tidegate.control")
 
     async def open(self, scope: Scope) -> None:
-        """Listens until `scope` closes. The caller must hold the lock of the home folder, so an existing socket can
-        only be left over from a dead gateway."""
+        """Listens until `scope` closes. The caller must hold the home folder's lock, so an existing socket can only be
+        left over from a dead gateway."""
         path = self._home / SOCKET_NAME
         path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -99,7 +99,7 @@ class Control:
                     with anyio.move_on_after(_REQUEST_SECONDS):
                         await writer.drain()
         except ConnectionError as error:
-            self._log.debug("control client went away", error=str(error))
+            self._log.debug("a control client disconnected", error=str(error))
         finally:
             self._connections -= 1
 
@@ -107,7 +107,7 @@ class Control:
         try:
             with anyio.move_on_after(_REQUEST_SECONDS):
                 return await reader.readline()
-        except ValueError:  # the line is over the limit of the stream
+        except ValueError:  # the line is longer than the stream's limit
             return b"too long"
         return b""
 
@@ -125,4 +125,4 @@ class Control:
         except TidegateError as error:
             return {"error": error.message}
         except TimeoutError:
-            return {"error": f"The gateway did not finish this within {_VERB_SECONDS:.0f} s; look at its log."}
+            return {"error": f"The gateway did not finish this within {_VERB_SECONDS:.0f} s; check its log."}

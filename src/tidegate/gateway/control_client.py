@@ -1,7 +1,7 @@
 """The client of a running gateway's control socket, used by the command line.
 
-Within its deadline, a call either returns the response or raises an error with a one-sentence message. The path of the
-socket may be of any length.
+Within its deadline, a call either returns the response or raises an error with a one-sentence message. The socket's
+path may be of any length.
 """
 
 import os
@@ -19,8 +19,8 @@ _ANSWER_BYTES = 4 << 20  # a status with its ledger is a few kilobytes
 
 
 class FolderPath:
-    """A context manager for a short path to a folder with a path of any length. Unix socket addresses are limited to
-    107 bytes."""
+    """A context manager that provides a short path to a folder whose own path may be of any length. Unix socket
+    addresses are limited to 107 bytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,10 +39,10 @@ class ControlUnanswered(TidegateError):
 
 
 def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[str, Any]:
-    """Sends a request to the gateway of this home folder. Blocks. Raises `ControlUnanswered`, or `TidegateError` with
-    the message from the gateway."""
+    """Sends a request to the gateway of this home folder and waits for the response. Raises `ControlUnanswered`, or
+    `TidegateError` with the message from the gateway."""
     replace = command_hint(home, "up --replace")
-    silent = f"The gateway of {home} does not answer: look at its log, or replace it with {replace}."
+    silent = f"The gateway for {home} does not respond: check its log, or replace it with {replace}."
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, FolderPath(home) as folder:
             line.settimeout(within)
@@ -53,7 +53,8 @@ def ask(home: Path, request: dict[str, Any], *, within: float = 10.0) -> dict[st
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         if home.is_dir() and (holder := holder_of(home)) is not None and holder.address:
             raise ControlUnanswered(
-                f"The gateway of {home} ({holder}) runs, but its {SOCKET_NAME} is gone: replace it with {replace}."
+                f"The gateway for {home} ({holder}) is running, but its {SOCKET_NAME} is missing: replace it with "
+                f"{replace}."
             ) from None
         raise ControlUnanswered(
             f"No gateway is running for {home}: start one with {command_hint(home, 'up')}."

@@ -1,12 +1,12 @@
 """CPU affinity: the gateway's threads run on one core at a time.
 
-If this core is busy and another one is free, another core is chosen. `unpin` allows all cores again and is also called
+If that core is busy and another one is free, another core is chosen. `unpin` allows all cores again; it is also called
 at exit.
 
 Python threads run one at a time anyway, and a turn passes from the event loop to the store's writer thread and back
-twice. Waking a thread on another core takes longer than the work that it does there: on one core a turn takes about a
+twice. Waking a thread on another core takes longer than the work done there: on a single core, a turn takes about a
 fifth less time and CPU (docs/decisions/0008). Staying on a core that other programs keep busy would cost more than
-pinning saves, so the scheduler chooses again when the gateway has to wait for its core.
+pinning saves, so the scheduler chooses a core again if the gateway has to wait for its own.
 """
 
 import os
@@ -17,10 +17,10 @@ from tidegate.log import Log
 log = Log(__name__)
 
 CROWDED = 0.3
-"""If the loop's thread spends more than this share of its runnable time waiting, another core is considered."""
+"""If the event loop's thread spends more than this share of its runnable time waiting, another core is considered."""
 
 FREE = 0.5
-"""The share of time for which another core must have been idle to be worth moving to."""
+"""The share of time that another core must have been idle to be worth moving to."""
 
 CHECK_SECONDS = 5.0
 """The interval between two checks: long enough to measure crowding, short enough to react soon."""
@@ -34,7 +34,8 @@ _PROCESSOR_FIELD = 36  # of /proc/self/stat, counted from after the command's na
 
 
 class CpuAffinity:
-    """Pins the threads of the process. The constructor changes nothing. A timer calls `check` in a worker thread."""
+    """Pins the process's threads to one core. The constructor changes nothing. A timer calls `check` in a worker
+    thread."""
 
     def __init__(self) -> None:
         self._all = os.sched_getaffinity(0)
@@ -44,8 +45,8 @@ class CpuAffinity:
         self._pinned = False
 
     def check(self) -> None:
-        """Pins the threads to the core that the scheduler chose, or unpins them if that core is busy and another one is
-        free. Nothing changes if the system does not provide the figures or does not allow pinning."""
+        """Pins the threads to the core chosen by the scheduler, or unpins them if that core is busy and another one is
+        free. Does nothing if the system does not provide the figures or does not allow pinning."""
         try:
             self._check()
         except OSError as error:
@@ -89,12 +90,12 @@ class CpuAffinity:
 
 
 def _processor() -> int:
-    """Returns the core on which the loop's thread (the first of the process) last ran."""
+    """Returns the core on which the event loop's thread (the process's first) last ran."""
     return int(_STAT.read_text().rpartition(") ")[2].split()[_PROCESSOR_FIELD])
 
 
 def _times() -> tuple[int, int]:
-    """Returns for how many nanoseconds the loop's thread has run, and for how many it has waited to run."""
+    """Returns how many nanoseconds the event loop's thread has been running, and how many it has waited to run."""
     ran, waited, _ = _SCHEDULE.read_text().split()
     return int(ran), int(waited)
 

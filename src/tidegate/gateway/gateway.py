@@ -1,9 +1,9 @@
 """The gateway: opens every service in order, runs them together, and closes them in reverse order.
 
 Everything that was opened is closed on every exit path, in reverse order and within one time budget (`[limits]
-shutdown_seconds`): after a stop, after a failure during the start, and after a stop during the start. If one service
-fails to close, the failure is logged and the others are still closed. The gateway owns the process scope; each service
-owns what it creates inside it. A constructor opens nothing: `build` opens, `close` closes.
+shutdown_seconds`): after a stop, after a failed start, and after a stop during the start. If a service fails to close,
+the failure is logged and the remaining services are still closed. The gateway owns the process scope; each service owns
+what it creates inside that scope. A constructor opens nothing: `build` opens, `close` closes.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ from tidegate.sessions import MaintenanceTask, Sessions, build_components
 from tidegate.store import Store, audit, maintenance
 from tidegate.web import Health, Server, create_app
 
-_HANDOVER_SECONDS = 5.0  # on top of the old gateway's own budget, for it to close everything but turns
-_CLOSE_SHARE = 0.25  # of the budget, reserved for closing services when turns have used the rest
+_HANDOVER_SECONDS = 5.0  # in addition to the old gateway's own budget, to close everything but turns
+_CLOSE_SHARE = 0.25  # of the budget, reserved for closing services if turns use up the rest
 _TRIM_SECONDS = 10.0  # between two checks of the allocator's free memory: a check takes a few milliseconds
-_PARKING_SECONDS = 1.0  # for turns to reach their next step when their time is over
-_THREADS = 16  # worker threads for files and folders: more would only wait for the interpreter's lock
+_PARKING_SECONDS = 1.0  # for turns to reach their next step when their time is up
+_THREADS = 16  # worker threads for files and folders; more would only wait for the interpreter's lock
 _HALF_BUILT_SECONDS = 5.0  # for closing the services that were opened before a start failed
-_LEAST_SECONDS = 1.0  # for closing services, however late it is; each is quick when nothing is stuck
+_LEAST_SECONDS = 1.0  # for closing services, however late it is; each closes quickly unless it is stuck
 _INTEGRITY_SECONDS = 6 * 3600.0  # between two full checks of the database, which read all of it
 _INTEGRITY_WITHIN = 3600.0  # for one full check; each table has its own, shorter bound
 _FILES_SECONDS = 15.0  # between two checks of the database files
@@ -59,7 +59,7 @@ Stage = Callable[[], Awaitable[None]]
 
 
 class StartFailed(TidegateError):
-    """The start failed with an unexpected error."""
+    """Starting the gateway failed with an unexpected error."""
 
 
 class Gateway:
@@ -100,7 +100,7 @@ class Gateway:
 
     @property
     def stages(self) -> tuple[tuple[str, Stage], ...]:
-        """The stages of the start, in order."""
+        """The startup stages, in order."""
         return (
             ("home folder", self._open_home),
             ("configuration", self._read_config),
@@ -124,8 +124,8 @@ class Gateway:
         return self._config.limits.shutdown_seconds
 
     async def build(self) -> bool:
-        """Opens every service. If one fails, closes those that are open and raises. Returns False if a stop is
-        requested meanwhile."""
+        """Opens every service. If one fails, closes those that are open and raises the error. Returns False if a stop
+        is requested in the meantime."""
         for name, stage in self.stages:
             try:
                 await stage()
@@ -141,7 +141,7 @@ class Gateway:
                     ) from error
                 if isinstance(error, Exception) and not isinstance(error, TidegateError):
                     raise StartFailed(
-                        f"The gateway failed to start at the stage {name!r} ({type(error).__name__}: {error}): "
+                        f"The gateway failed to start in the stage {name!r} ({type(error).__name__}: {error}): "
                         f"run {command_hint(self.home, 'doctor')}."
                     ) from error
                 raise
@@ -151,7 +151,8 @@ class Gateway:
         return True
 
     def ask_to_stop(self, *, hurry: bool = True) -> None:
-        """Requests an orderly stop. A second request no longer waits for turns, unless `hurry` is false."""
+        """Requests an orderly stop. After a second request, the gateway no longer waits for turns, unless `hurry` is
+        false."""
         if self._asked.is_set() and hurry:
             self._hurry.set()
         self._asked.set()
@@ -168,7 +169,7 @@ class Gateway:
         self._log.info("stopping", within=self.budget, turns=turns)
         self._server.stop_intake()
         if turns and not self._hurry.is_set():
-            # The reader may have left with the terminal; the stop continues.
+            # Nobody may be reading any more if the terminal was closed; the stop continues.
             with contextlib.suppress(OSError):
                 self._say(
                     f"waiting for {turns} turn{'s' * (turns != 1)}; press Ctrl-C again to resume them after a restart"
@@ -191,14 +192,14 @@ class Gateway:
             for failure in failures.exceptions:
                 self._log.error("closing failed", error=str(failure), exc_info=failure)
         finally:
-            # The log is closed last, since it reports failures to close the others.
+            # The log is closed last because it reports failures to close other services.
             if self._undo_log is not None:
                 self._undo_log()
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         self._log.error("task failed", task=name, error=str(error), exc_info=error)
 
-    # -- the stages of the start, in order --
+    # -- the startup stages, in order --
 
     async def _open_home(self) -> None:
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
@@ -222,7 +223,7 @@ class Gateway:
         from tidegate.gateway.takeover import claim, take_over  # not needed by a plain start
 
         await to_thread.run_sync(claim, self.home, self._takeover)
-        # The old gateway may take its whole budget; if this one is asked to stop meanwhile, it does not wait.
+        # The old gateway may use its whole budget. If this one is asked to stop in the meantime, it does not wait.
         within = self.budget + _HANDOVER_SECONDS
         await take_over(self.home, self._lock, within=within, say=self._say, given_up=self._asked.is_set)
 
@@ -278,7 +279,7 @@ class Gateway:
     async def _open_models(self) -> None:
         limits, secrets = self._config.limits, self._ready.secrets
         self._network = Network()
-        if not self._recording.replays:  # a replay makes no connections and may lack the secrets of proxies
+        if not self._recording.replays:  # a replay makes no connections, and the proxies' secrets may be missing
             self._network = Network(
                 self._config.network, environment=os.environ, resolve=secrets.__getitem__, home=self._config.home
             )
@@ -376,7 +377,7 @@ class Gateway:
         for task in maintenance_tasks:
             self._health.expect(task.name, task.interval)
         scope = self._scope.child("maintenance")
-        # Also now, in the background: the quick check at opening does not read every page.
+        # Check now too, in the background, because the quick check at opening does not read every page.
         scope.start(self.store.integrity, name="integrity check")
         self._maintenance.start(scope)
 
@@ -391,8 +392,8 @@ class Gateway:
         return MaintenanceTask(name="core", interval=CHECK_SECONDS, run=check)
 
     async def _check_files(self) -> None:
-        """Checks that the database file is still there. If another program has written to it, runs a full check at
-        once."""
+        """Checks that the database file is still there. If another program has written to it, runs a full check
+        immediately."""
         await self.store.write(maintenance.check_path)
         if self.store.touched:
             self._log.warning("another program has written to the database; checking it", path=str(self.store.path))
@@ -415,7 +416,7 @@ class Gateway:
             stop=self.ask_to_stop,
         )
         await Control(self.home, self._status_service.verbs(), self._descriptors).open(self._scope.child("control"))
-        # Everything allocated so far lives until the exit: exclude it from garbage collection.
+        # Everything allocated so far lives until the process exits, so exclude it from garbage collection.
         gc.collect()
         gc.freeze()
         self._memory.record_base()

@@ -1,9 +1,9 @@
-"""The home folder: creating and checking it, and storing the owner's first key.
+"""The home folder: creating it, checking it, and storing the owner's first key.
 
-The folder and its contents are private to the user who runs the gateway. `api-key` is created once, readable by its
-owner only, and never overwritten; it contains a key that the store knows as the owner's, unless that key was revoked.
-The file appears only after the owner's row is committed, so an `api-key` next to a database without an owner means that
-the database was lost.
+The folder and its contents are private to the user who runs the gateway. `api-key` is created once, is readable only by
+its owner, and is never overwritten. It contains a key that the store knows as the owner's, unless that key has been
+revoked. The file appears only after the owner's row is committed, so an `api-key` next to a database without an owner
+means that the database was lost.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _KEY_MODE = 0o600
 
 
 def prepare(home: Path) -> None:
-    """Creates the folder, or withdraws other users' permissions on an existing one."""
+    """Creates the folder, or removes other users' permissions from an existing one."""
     try:
         home.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         found = home.stat()
@@ -49,8 +49,8 @@ def prepare(home: Path) -> None:
 
 
 def lost_database(home: Path) -> str | None:
-    """Returns instructions for the user if the folder has an owner's key but its database is missing or empty, else
-    None."""
+    """Returns instructions for the user if the folder contains an owner's key but its database is missing or empty;
+    otherwise None."""
     path, key = home / DATABASE_NAME, home / KEY_NAME
     if not key.exists():
         return None
@@ -68,36 +68,38 @@ def lost_database(home: Path) -> str | None:
 def _recovery_options(what: str, path: Path, key: Path) -> str:
     rescued, damaged = (sorted(path.parent.glob(f"{path.name}.{how}-*")) for how in ("rescued", "damaged"))
     if rescued:
-        source = f"rename {rescued[-1]}, which holds everything acknowledged, to {path.name}"
+        source = f"rename {rescued[-1]}, which contains everything acknowledged, to {path.name}"
     else:
         source = "restore a backup" + (f" ({damaged[-1]} is the damaged file)" if damaged else "")
     return f"{what}: {source}, or remove {key} to start over with an empty database."
 
 
 async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
-    """Ensures that the owner exists and that `api-key` holds a key. Returns a warning for the user, if there is one.
-    `fresh` is true if the database was just created. If any other database has no owner although a key file exists,
+    """Ensures that the owner exists and that `api-key` contains a key. Returns a warning for the user, if there is one.
+    `fresh` is true if the database has just been created. If an older database has no owner although a key file exists,
     `StoreDamaged` is raised.
 
-    A new key is first written under another name, then its row is committed, then the file is renamed. After a crash
-    in between, the next start continues with the same key, so the file never holds a key that does not work.
+    A new key is first written to a file with another name, then its row is committed, then the file is renamed. After a
+    crash in between, the next start continues with the same key, so `api-key` never contains a key that does not work.
     """
     path = home / KEY_NAME
     key, is_new = await to_thread.run_sync(_read_or_prepare, path)
     known = await store.write(_adopt, digest(key), time.time(), fresh or is_new)
     if known is None:
-        what = f"The database {store.path} has no owner, although there is {path}"
+        what = f"The database {store.path} has no owner, although {path} exists"
         raise StoreDamaged(_recovery_options(what, store.path, path))
     if is_new:
         await to_thread.run_sync(_pending(path).rename, path)
         return (
-            None if fresh else f"{path} was missing and has a new key; earlier keys stay valid until they are revoked."
+            None
+            if fresh
+            else f"{path} was missing and now contains a new key; earlier keys stay valid until they are revoked."
         )
-    return None if known else f"The key in {path} is revoked: remove the file and start again to get a new one."
+    return None if known else f"The key in {path} has been revoked: remove the file and start again to get a new one."
 
 
 async def key_digest(home: Path) -> bytes:
-    """Returns the digest of the key that the command line uses."""
+    """Returns the digest of the command line's key."""
     key = await to_thread.run_sync(_read, home / KEY_NAME)
     return digest(key or "")
 
@@ -121,7 +123,7 @@ def _pending(path: Path) -> Path:
 
 
 async def one_time_code(store: Store) -> tuple[str, float]:
-    """Creates a short-lived code that signs the owner in to the chat page once. Returns the code and its expiry
+    """Creates a short-lived one-time code that signs the owner in to the chat page. Returns the code and its expiry
     time."""
     code = make_code()
     now = time.time()
@@ -136,8 +138,8 @@ def _add_code(db: Db, hashed: bytes, now: float, expires: float) -> None:
 
 
 def _adopt(db: Db, hashed: bytes, now: float, may_create: bool) -> bool | None:
-    """Adds the key to the owner if it is unknown. Returns False if the key was revoked, and None if there is no owner
-    and `may_create` is false."""
+    """Adds the key to the owner's keys if it is unknown. Returns False if the key has been revoked, and None if there
+    is no owner and `may_create` is false."""
     owner = principals.by_name(db, OWNER)
     if owner is None and not may_create:
         return None

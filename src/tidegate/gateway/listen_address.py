@@ -1,7 +1,7 @@
-"""The address that the gateway listens on, and the check that it is not exposed by mistake.
+"""The address that the gateway listens on, and a check that it is not exposed by mistake.
 
-The socket is bound before the gateway reports that it is ready. The check uses the address that was bound, not the
-setting. An address beyond loopback is refused without TLS or the explicit `insecure` setting. With either of them, a
+The socket is bound before the gateway reports that it is ready. The check uses the address that was actually bound, not
+the setting. An address beyond loopback is refused unless TLS or the setting `insecure` is enabled. In either case, a
 warning is printed.
 """
 
@@ -12,7 +12,7 @@ import socket
 from tidegate.config import ServerSettings
 from tidegate.errors import Misconfigured
 
-_BACKLOG = 1024  # connections that wait while the loop is busy: enough for a burst of clients
+_BACKLOG = 1024  # connections that can wait while the event loop is busy: enough for a burst of clients
 
 
 def bind(server: ServerSettings, port: int | None) -> socket.socket:
@@ -22,7 +22,7 @@ def bind(server: ServerSettings, port: int | None) -> socket.socket:
         found = socket.getaddrinfo(server.host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise Misconfigured(
-            f"tidegate.toml: [server] host {server.host!r} has no address ({error.strerror}): correct it."
+            f"tidegate.toml: [server] host {server.host!r} cannot be resolved ({error.strerror}): correct it."
         ) from None
     family, kind, protocol, _, address = found[0]
     bound = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
@@ -43,7 +43,7 @@ def bind(server: ServerSettings, port: int | None) -> socket.socket:
 def _unbound(host: str, port: int, error: OSError) -> Misconfigured:
     if error.errno == errno.EADDRINUSE:
         return Misconfigured(
-            f"Port {port} on {host} is taken by another program: choose another with --port or [server] port, "
+            f"Port {port} on {host} is in use by another program: choose another with --port or [server] port, "
             "or stop that program."
         )
     return Misconfigured(f"The gateway cannot listen on {host} port {port} ({error.strerror}): change [server].")
@@ -57,7 +57,7 @@ def _refuse_exposed(server: ServerSettings, bound: socket.socket) -> None:
     if not _is_loopback(bound) and server.tls_cert is None and not server.insecure:
         raise Misconfigured(
             f"tidegate.toml: [server] host {server.host!r} is reachable from other machines: set tls_cert and tls_key, "
-            "or insecure = true behind a proxy that does TLS, or use 127.0.0.1."
+            "or insecure = true behind a proxy that provides TLS, or use 127.0.0.1."
         )
 
 
@@ -67,10 +67,10 @@ def warning(server: ServerSettings, bound: socket.socket) -> str | None:
         return None
     if server.tls_cert is None:
         return (
-            f"EXPOSED: other machines can reach {address_of(server, bound)} and the traffic is not encrypted, keys "
-            "included; put a proxy with TLS in front of it."
+            f"EXPOSED: other machines can reach {address_of(server, bound)} and the traffic, including keys, is not "
+            "encrypted; put a proxy with TLS in front of it."
         )
-    return f"Other machines can reach {address_of(server, bound)}, with TLS and a valid key only."
+    return f"Other machines can reach {address_of(server, bound)}, but only with TLS and a valid key."
 
 
 def address_of(server: ServerSettings, bound: socket.socket) -> str:

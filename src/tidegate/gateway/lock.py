@@ -1,11 +1,11 @@
 """The locks of a home folder: one gateway at a time, and one takeover at a time.
 
-While a `HomeLock` is held, no other process can hold the lock of that name, and a process that fails to take it learns
-who the holder is. There are two locks. `lock` is held by the gateway of the home folder. `takeover` is held by a
-gateway that replaces it, from before the stop request to the old gateway until the new one is ready. Each is a kernel
-lock on an open file, so it ends with its holder, even after `kill -9`; the file's text only describes the holder and is
-never taken as proof. The files are never removed, so that two gateways cannot lock two files of the same name.
-`holder_of` only tests the lock and never takes it.
+While a `HomeLock` is held, no other process can hold the lock with the same name, and a process that fails to take it
+learns who holds it. There are two locks. `lock` is held by the home folder's gateway. `takeover` is held by a gateway
+that replaces another one, from before the stop request to the old gateway until the new one is ready. Each is a kernel
+lock on an open file, so it disappears with its holder, even after `kill -9`; the file's text only describes the holder
+and is never taken as proof. The files are never removed, so two gateways cannot lock two different files with the same
+name. `holder_of` only tests the lock and never takes it.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from tidegate.values import Frozen
 LOCK_NAME = "lock"
 TAKEOVER_NAME = "takeover"
 _DEFAULT_HOME = "~/.tidegate"
-_TEXT_BYTES = 1024  # a holder describes itself in far less
+_TEXT_BYTES = 1024  # a holder's description is much shorter
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
 def command_hint(home: Path, command: str) -> str:
-    """Returns `tidegate COMMAND` for this home folder, quoted as in our messages and ready to be copied. It includes
-    the home folder unless that is the default one."""
+    """Returns `tidegate COMMAND` for this home folder, in backquotes and ready to be copied. The home folder is
+    included, quoted for the shell, unless it is the default one."""
     try:
         is_default = home == Path(_DEFAULT_HOME).expanduser().absolute()
     except RuntimeError:  # the user has no home folder
@@ -39,9 +39,9 @@ def command_hint(home: Path, command: str) -> str:
 
 
 class Holder(Frozen, frozen=True):
-    """The process that holds a home folder. `began` is the kernel's start time of the process, which detects a recycled
-    pid; `address` is empty until the gateway listens; `used` stays true once the folder has had a database with an
-    owner, even while no process holds the folder (pid 0)."""
+    """The process that holds a home folder. `began` is the process's start time as the kernel reports it, to detect a
+    recycled pid; `address` is empty until the gateway is listening; `used` stays true once the folder has had a
+    database with an owner, even while no process holds the folder (pid 0)."""
 
     pid: int
     began: int = 0
@@ -73,7 +73,7 @@ class BeingTakenOver(Misconfigured):
 
     def __init__(self, home: Path, holder: Holder) -> None:
         super().__init__(
-            f"Another gateway ({holder}) is taking over this home folder, {home}: wait until it is ready, or end it "
+            f"Another gateway ({holder}) is taking over this home folder, {home}: wait until it is ready, or stop it "
             f"with `kill {holder.pid}` first."
         )
         self.holder = holder
@@ -121,7 +121,7 @@ def _described(text: bytes) -> Holder:
     try:
         return msgspec.json.decode(text, type=Holder)
     except msgspec.DecodeError:
-        return Holder(pid=0)  # it has just taken the lock and not described itself yet
+        return Holder(pid=0)  # it has just taken the lock and has not described itself yet
 
 
 class HomeLock:
@@ -151,13 +151,13 @@ class HomeLock:
         self._write()
 
     def mark_used(self) -> None:
-        """Records that the folder has a database with an owner (see `was_used`)."""
+        """Records that the folder has had a database with an owner (see `was_used`)."""
         self._holder = msgspec.structs.replace(self._holder, used=True)
         self._write()
 
     def complaint(self) -> str | None:
-        """Returns a message if the file `lock` is no longer the one that is locked, else None. A second gateway could
-        then start."""
+        """Returns a message if the file `lock` is no longer the one that is locked, in which case a second gateway
+        could start; otherwise None."""
         path = self._home / LOCK_NAME
         with contextlib.suppress(OSError):
             if self._descriptor is not None and os.path.samestat(path.stat(), os.fstat(self._descriptor)):
@@ -165,7 +165,7 @@ class HomeLock:
         return f"{path} was removed or replaced, so a second gateway could start here: restart this one."
 
     def write_address(self, address: str) -> None:
-        """Records the address of this gateway, for the command line and for processes that cannot take the lock."""
+        """Records this gateway's address, for the command line and for processes that cannot take the lock."""
         self._holder = msgspec.structs.replace(self._holder, address=address)
         self._write()
 

@@ -1,9 +1,9 @@
-"""Periodic maintenance tasks, and the heartbeat that shows they still run.
+"""Periodic maintenance tasks, and heartbeats that show that they are still running.
 
 Each task runs at its interval for as long as the gateway runs, one run at a time, with a deadline. A task that fails or
-hangs does not delay the others. A failure is logged with the name of the task, and repeated identical failures are not
-logged again. Each successful run is a heartbeat, so `/readyz` fails when a task has stopped working. The scope passed
-to `start` owns the asyncio tasks.
+hangs does not delay the others. Failures are logged with the task's name; identical failures that follow are not logged
+again. Each successful run is a heartbeat, so `/readyz` fails when a task has stopped working. The scope passed to
+`start` owns the asyncio tasks.
 """
 
 import random
@@ -18,7 +18,7 @@ from tidegate.log import Log
 from tidegate.sessions import MaintenanceTask
 from tidegate.status_report import MaintenanceStatus
 
-_SPREAD = 0.2  # share of an interval by which first runs are spread, so that tasks do not all run at once
+_SPREAD = 0.2  # share of the interval over which first runs are spread, so that tasks do not all run at once
 
 
 class _Record:
@@ -34,7 +34,7 @@ class _Record:
 
 
 class Maintenance:
-    """Runs the tasks. `beat` is called with the name of a task after each of its successful runs."""
+    """Runs the tasks. `beat` is called with a task's name after each of its successful runs."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Maintenance:
         try:
             with anyio.fail_after(record.task.within):
                 await record.task.run()
-        except Exception as error:  # the top of a loop that must continue
+        except Exception as error:  # the top level of a loop that must continue
             record.failures += 1
             before, record.error = record.error, str(error) or type(error).__name__
             if record.error != before:

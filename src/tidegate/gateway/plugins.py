@@ -1,7 +1,7 @@
-"""Opens the plug-ins of a gateway in order, in a separate scope, before sessions.
+"""Opening a gateway's plug-ins, in order and in a separate scope, before any session.
 
-A broken plug-in prevents the start if an agent needs it. Other broken plug-ins are only shown in the log and the
-status.
+A broken plug-in prevents the gateway from starting if an agent needs it. Other broken plug-ins are only reported in the
+log and the status.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ async def open_plugins(
     secrets: Mapping[str, Secret],
     deadlines: Deadlines | None = None,
 ) -> tuple[Plugins, dict[str, Toolset]]:
-    """Opens the plug-ins. Returns them, and the toolsets that they provide, by name."""
+    """Opens the plug-ins. Returns them, and the toolsets that they provide by name."""
     plugins = Plugins(
         config, scope.child("plug-ins"), found.uses, loaded=found.loaded, secrets=secrets, deadlines=deadlines
     )

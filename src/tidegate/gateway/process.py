@@ -1,9 +1,9 @@
-"""Runs the gateway as a process, with an event loop, signal handlers and an exit code.
+"""Running the gateway as a process, with an event loop, signal handlers and an exit code.
 
-SIGTERM, SIGINT and SIGHUP stop the gateway in order within one time budget; after a second signal, it no longer waits
-for turns. If the orderly stop hangs, the process exits shortly after its budget and prints the stacks of its threads to
-standard error. The same happens if a task or thread of a plug-in is still running when everything else is closed. A
-failure to start is raised as an error with a one-sentence message.
+SIGTERM, SIGINT and SIGHUP stop the gateway gracefully, within one time budget; after a second signal, it no longer
+waits for turns. If the graceful stop hangs, the process exits shortly after the budget is used up and prints its
+threads' stacks to standard error. The same happens if a plug-in's task or thread is still running when everything else
+is closed. If the gateway fails to start, an error with a one-sentence message is raised.
 """
 
 import asyncio
@@ -17,9 +17,11 @@ from tidegate.gateway.gateway import Gateway
 from tidegate.lifetimes import Descriptors
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SWITCH_SECONDS = 0.0005  # a commit takes the interpreter's lock about ten times; by default each may wait 5 ms for it
-_OVERTIME_SECONDS = 3.0  # after the budget, before the process is ended
-_DESCRIPTORS = 65_536  # a session with a background process needs nine; a need for more than this is a mistake
+_SWITCH_SECONDS = (
+    0.0005  # a commit takes the interpreter's lock about ten times, each time waiting up to 5 ms by default
+)
+_OVERTIME_SECONDS = 3.0  # after the budget, before the process is forced to exit
+_DESCRIPTORS = 65_536  # a session with a background process needs nine; needing more than this is a mistake
 
 
 def run_process(
@@ -27,7 +29,7 @@ def run_process(
 ) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     descriptors = Descriptors()
-    descriptors.keep(_DESCRIPTORS)  # most systems start a process with 1,024 and allow it to raise that
+    descriptors.keep(_DESCRIPTORS)  # most systems start processes with 1,024 and allow raising that
     asyncio.run(
         _serve(
             Gateway(home, port=port, replace=replace, record=record, replay=replay, say=say, descriptors=descriptors)
@@ -46,7 +48,7 @@ async def _serve(gateway: Gateway) -> None:
         faulthandler.dump_traceback_later(gateway.budget + _OVERTIME_SECONDS, exit=True)
         await gateway.close()
     finally:
-        # Everything is closed. What still runs, such as a thread of a plug-in, must not keep the process alive.
+        # Everything is closed. Anything still running, such as a plug-in's thread, must not keep the process alive.
         faulthandler.dump_traceback_later(_OVERTIME_SECONDS, exit=True)
         for number in _SIGNALS:
             loop.remove_signal_handler(number)

@@ -1,7 +1,7 @@
 """Recording and replay of model traffic: `tidegate up --record FILE` and `tidegate up --replay FILE`.
 
-An unusable file is reported before anything is opened or taken over. The recorder and the replayer are imported only if
-they are used. The scope passed to `open` owns them.
+An unusable file is reported before anything is opened or taken over. The recorder and the replayer are imported only
+when needed. The scope passed to `open` owns them.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ PROCESS = "process"
 
 
 class Recording:
-    """The recording or the replay of this gateway. Most gateways have neither."""
+    """This gateway's recording or replay. Most gateways have neither."""
 
     def __init__(self, record: Path | None = None, replay: Path | None = None) -> None:
         if record is not None and replay is not None:
-            raise Misconfigured("A gateway either records or replays: give --record or --replay, not both.")
+            raise Misconfigured("A gateway either records or replays: use --record or --replay, not both.")
         self._record = record
         self._replay = replay
         self._replayer: TransportReplayer | None = None
@@ -39,7 +39,7 @@ class Recording:
         return self._replay is not None
 
     def prepare(self, ready: Ready) -> None:
-        """Checks that the file can be used. Blocks."""
+        """Checks that the file can be used. Blocks the calling thread."""
         if self._record is not None:
             from tidegate.models.recording import check
 
@@ -71,7 +71,7 @@ class Recording:
 
     @property
     def patience(self) -> RetryPolicy | None:
-        """The retry policy of a replay; None for the models' own policies."""
+        """The retry policy for a replay; None means the models' own policies."""
         return None if self._replayer is None else self._replayer.retry_policy
 
     def status(self) -> RecorderStatus | ReplayerStatus | None:
@@ -81,7 +81,7 @@ class Recording:
     def lines(self, config: Config) -> Iterator[str]:
         """Yields lines for the start message."""
         if self._record is not None:
-            yield f"Recording the model traffic, which contains every conversation, to {self._record}, without keys."
+            yield f"Recording model traffic, which contains all conversations but no keys, to {self._record}."
         elif self._replay is not None:
             yield f"Replaying {self._replay}: no model is called, and only recorded requests are answered."
         else:
@@ -96,7 +96,7 @@ def _keep_apart(file: Path, config: Config) -> None:
         folder = config.project(name)
         if folder is not None and file.resolve().is_relative_to(folder.resolve()):
             raise Misconfigured(
-                f"{file} is in the folder of the agent {name!r}, which could read other users' conversations there: "
+                f"{file} is in the folder of agent {name!r}, which could read other users' conversations there: "
                 "record elsewhere."
             )
 

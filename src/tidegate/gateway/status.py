@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class GatewayStatus(StatusReport, frozen=True, omit_defaults=False):
-    """The complete status of a gateway."""
+    """A gateway's complete status."""
 
     store: StoreStats
     clients: ClientStats
 
 
 class StatusService:
-    """Reads the other services and changes none of them. `stop` requests that the gateway stop."""
+    """Reads the state of the other services and changes none of them. `stop` asks the gateway to stop."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class StatusService:
         return {"status": self._on_status, "stop": self._on_stop, "code": self._on_code, "check": self._on_check}
 
     async def status(self, *, memory: bool = False) -> GatewayStatus:
-        """Returns the complete status. With `memory`, it includes a breakdown of the memory by kind and owner."""
+        """Returns the complete status. With `memory`, it includes a breakdown of memory use by kind and owner."""
         pressure = self._pressure.report()
         return GatewayStatus(
             version=__version__,
@@ -101,7 +101,7 @@ class StatusService:
         )
 
     def gauges(self) -> dict[str, float]:
-        """Returns the metrics of the process itself."""
+        """Returns the process's own metrics."""
         pressure, connections = self._pressure.report(), msgspec.structs.asdict(self._server.report())
         return {
             "memory_private_bytes": float(private_bytes()),
@@ -134,5 +134,5 @@ class StatusService:
 
     async def _on_check(self, _request: dict[str, Any]) -> dict[str, Any]:
         problems = list(await self._store.integrity())
-        await self._health.check()  # notices a database file that was moved or replaced
+        await self._health.check()  # detects a database file that was moved or replaced
         return {"problems": problems, "standing": self._store.stats().problems}

@@ -1,6 +1,6 @@
-"""Taking over a home folder from a running gateway.
+"""Takeover of a home folder from a running gateway.
 
-If several gateways try at once, the first to claim the folder takes over and the others fail immediately. When
+If several gateways try at the same time, the first to claim the folder takes over and the others fail immediately. When
 `take_over` returns with the lock, the old gateway has released it or is dead, so its database connections are closed
 and its port is free. Only the process that holds the lock is signalled. No message that the old gateway has accepted is
 lost.
@@ -20,8 +20,8 @@ from tidegate.gateway.control_client import ask
 from tidegate.gateway.lock import BeingTakenOver, Holder, HomeHeld, HomeLock, process_mark
 
 _POLL_SECONDS = 0.02  # between two attempts to take the lock
-_ASK_SECONDS = 5.0  # for the old gateway to confirm the stop; it does so at once unless it hangs
-_KILL_GRACE_SECONDS = 5.0  # after SIGKILL the kernel releases the lock as soon as the process is gone
+_ASK_SECONDS = 5.0  # for the old gateway to confirm the stop; it does so immediately unless it hangs
+_KILL_GRACE_SECONDS = 5.0  # after SIGKILL, the kernel releases the lock as soon as the process has exited
 
 
 def claim(home: Path, takeover: HomeLock) -> None:
@@ -40,9 +40,9 @@ async def take_over(
     say: Callable[[str], None],
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Takes the lock. If a process holds it, that process receives a stop request through the control socket, or
-    SIGTERM if the socket does not respond, and is killed after `within` seconds. A process that takes the lock
-    meanwhile is treated the same way. Returns without the lock once `given_up()` is true."""
+    """Takes the lock. If another process holds it, that process receives a stop request through the control socket, or
+    SIGTERM if the socket does not respond, and is killed after `within` seconds. A process that takes the lock in the
+    meantime is treated the same way. Returns without the lock once `given_up()` is true."""
     asked: Holder | None = None
     killed = False
     deadline = time.monotonic() + within
@@ -61,7 +61,8 @@ async def take_over(
             if asked is None or killed:
                 raise HomeHeld(home, holder)
             say(
-                f"The old gateway ({holder}) did not stop within {within:.0f} s and is killed; nothing it accepted is "
+                f"The old gateway ({holder}) did not stop within {within:.0f} s and is being killed; nothing it has "
+                f"accepted is "
                 "lost."
             )
             await to_thread.run_sync(_signal, holder, signal.SIGKILL)
@@ -75,7 +76,7 @@ def _ask_to_stop(home: Path, holder: Holder) -> None:
     try:
         ask(home, {"do": "stop", "hurry": False}, within=_ASK_SECONDS)
     except TidegateError:
-        # It is starting, closing or stuck, so the control socket does not answer.
+        # The gateway is starting, closing or stuck, so the control socket does not answer.
         _signal(holder, signal.SIGTERM)
 
 

@@ -14,6 +14,7 @@ from tidegate.http_client.client import HttpClient
 from tidegate.http_client.interface import (
     ClientStats,
     ConnectionFailed,
+    DeliveryByReading,
     IncomingResponse,
     Lease,
     Target,
@@ -27,6 +28,7 @@ __all__ = [
     "AddressGuard",
     "ClientStats",
     "ConnectionFailed",
+    "DeliveryByReading",
     "ForbiddenAddress",
     "HttpClient",
     "IncomingResponse",

@@ -19,15 +19,14 @@ from urllib.parse import urlsplit
 
 from tidegate.errors import Misconfigured
 from tidegate.http_client.address_guard import AddressGuard
-from tidegate.http_client.interface import ClientStats, ConnectionFailed, Lease, Target, Timeouts
+from tidegate.http_client.interface import ClientStats, ConnectionFailed, IncomingResponse, Lease, Target, Timeouts
 from tidegate.http_client.proxy_and_tls import Network
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-    from tidegate.http_client.aiohttp_transport import AiohttpTransport
-    from tidegate.http_client.response import Response
+    from tidegate.http_client.pool import Pool
 
 # The defaults of the settings. To one host as many as running turns by default (64), so that no turn waits for a place.
 CONNECTIONS = 128
@@ -73,7 +72,7 @@ class HttpClient:
         self._guard = guard
         self._resolver = resolver
         self._entered = False
-        self._transport: AiohttpTransport | None = None
+        self._pool: Pool | None = None
         self._all = asyncio.Semaphore(connections)
         self._origins: dict[tuple[str, str], _Places] = {}
         self._busy = self._waiting = 0
@@ -89,20 +88,20 @@ class HttpClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered = False
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            await transport.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
 
     @staticmethod
     def load() -> None:
         """Imports the library ahead of the first request. The import takes a tenth of a second."""
-        import tidegate.http_client.aiohttp_transport  # noqa: F401
+        import tidegate.http_client.pool  # noqa: F401
 
     def lease(self, endpoint: str) -> Lease:
         return Lease(endpoint, self._leases)
 
     def stats(self) -> ClientStats:
-        count = 0 if self._transport is None else self._transport.open_sockets
+        count = 0 if self._pool is None else self._pool.open_sockets
         return ClientStats(
             open=count,
             busy=self._busy,
@@ -113,14 +112,14 @@ class HttpClient:
             leases=dict(self._leases),
         )
 
-    async def request(self, target: Target, body: Sequence[bytes], waits: Timeouts) -> "Response":
+    async def request(self, target: Target, body: Sequence[bytes], waits: Timeouts) -> IncomingResponse:
         """Sends a request and returns the response once its head has arrived. Closing the response returns its
         connection to the pool, or closes it."""
-        connector = self._opened()
+        pool = self._opened()
         leave = await self._place(target.url, waits.first_byte)
         try:
             context = await self._tls_context(target)
-            return await connector.request(target, body, waits, context, leave)
+            return await pool.request(target, body, waits, context, leave)
         except BaseException:
             leave()
             raise
@@ -133,20 +132,20 @@ class HttpClient:
         except Misconfigured as error:  # the file was changed since the start
             raise ConnectionFailed("untrusted", error.message) from None
 
-    def _opened(self) -> "AiohttpTransport":
-        if self._transport is None:
+    def _opened(self) -> "Pool":
+        if self._pool is None:
             if not self._entered:
                 raise RuntimeError("The client is not open; enter it with `async with` first.")
-            from tidegate.http_client.aiohttp_transport import AiohttpTransport  # its library is large
+            from tidegate.http_client.pool import Pool  # its library is large
 
-            self._transport = AiohttpTransport(
+            self._pool = Pool(
                 keepalive=self._keepalive,
                 limit=self._limit,
                 upload_rate=self._upload_rate,
                 guard=self._guard,
                 resolver=self._resolver,
             )
-        return self._transport
+        return self._pool
 
     async def _place(self, url: str, within: float) -> Callable[[], None]:
         """Waits for a free place, in order of arrival. Returns the function that frees the place."""

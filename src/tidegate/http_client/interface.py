@@ -4,8 +4,9 @@ A caller reaches a server only through the protocol `Transport`, so an implement
 here needs an HTTP library.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -76,7 +77,27 @@ class IncomingResponse(Protocol):
         at the end. Raises ConnectionFailed."""
         ...
 
+    async def deliver(self, consume: Callable[[bytes], bool]) -> None:
+        """Passes each part of the body to `consume` when it arrives, until `consume` returns True or the body ends.
+        Raises ConnectionFailed, and what `consume` raises. `consume` may be called outside of the caller's task, which
+        costs less than waking the task for each part."""
+        ...
+
     def close(self) -> None: ...
+
+
+class DeliveryByReading(ABC):
+    """`deliver` for a response that can only be read."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def read(self) -> bytes: ...
+
+    async def deliver(self, consume: Callable[[bytes], bool]) -> None:
+        while part := await self.read():
+            if consume(part):
+                return
 
 
 class Lease:

@@ -1,10 +1,10 @@
-"""Lifetimes: which owner each resource of the process has, and when the resource is released.
+"""Lifetimes: who owns each of the process's resources, and when it is released.
 
 Every resource belongs to exactly one lifetime: process, session, resident or turn. A `Scope` is such a lifetime; the
-`Ledger` accounts for what each holds; `Presence` is the only map with sessions as keys; `BoundedCache` is the only
-cache; `ProcessStarter` starts every child process; `Listener` accepts every connection, within the limit of
-`Descriptors`; a `Supervisor` keeps a service running. The only project imports of this package are values of the
-status.
+`Ledger` accounts for what each lifetime holds; `Presence` is the only map keyed by session; `BoundedCache` is the only
+cache; `ProcessStarter` starts every child process; `Listener` accepts every connection, within the limit set by
+`Descriptors`; a `Supervisor` keeps a service running. This package imports nothing else from the project except values
+for the status.
 """
 
 from tidegate.lifetimes.cache import BoundedCache, CacheStats

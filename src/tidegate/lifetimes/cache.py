@@ -2,8 +2,8 @@
 
 It never has more entries than `cap`, more bytes than `max_bytes`, or an entry older than `ttl`; the least recently used
 entry is evicted first. `on_evict` is called for every removal. Keys must be values: a key that is equal only to itself
-(an object, a loop, a thread) is refused, since it could never be found again. The cache owns its entries but not the
-objects that they refer to. Values should be immutable.
+(an object, an event loop, a thread) is refused, since it could never be found again. The cache owns its entries but not
+the objects they refer to. Values should be immutable.
 """
 
 import logging
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 _IDENTITY = object.__hash__
 
 ENTRY_BYTES = 512
-"""Overhead of an entry in bytes: its slot in the table, its key and the header of the value."""
+"""Overhead of an entry, in bytes: its slot in the table, its key and the value's header."""
 
 
 class CacheStats(msgspec.Struct, frozen=True):
-    """The metrics of a cache. `evictions` counts the removals made because a limit on number, bytes or age was
+    """A cache's metrics. `evictions` counts the entries removed because a limit on number, bytes or age was
     exceeded."""
 
     name: str
@@ -42,8 +42,7 @@ class CacheStats(msgspec.Struct, frozen=True):
 
     @property
     def holding(self) -> Holding:
-        """The holding for the ledger: the overhead of the entries and, if values are weighed, the weight of the
-        values."""
+        """The holding for the ledger: the entries' overhead and, if values are weighed, the values' weight."""
         return Holding(self.size, self.bytes + self.size * ENTRY_BYTES)
 
 
@@ -54,7 +53,7 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class BoundedCache(Generic[K, V]):
-    """An LRU cache with a cap, a TTL and weights. `get_or_make` builds each value only once for concurrent callers
+    """An LRU cache with a cap, a TTL and weights. For concurrent callers, `get_or_make` makes each value only once
     (single flight)."""
 
     __slots__ = (
@@ -125,7 +124,7 @@ class BoundedCache(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V) -> bool:
-        """Stores a value. Returns False if the value is larger than the cache; it is then not stored."""
+        """Stores a value. Returns False, without storing it, if the value is larger than the cache."""
         _require_value(self.name, key)
         weight = 0 if self._weigh is None else self._weigh(value)
         before = self._entries.get(key)
@@ -147,8 +146,8 @@ class BoundedCache(Generic[K, V]):
         return [entry.value for entry in self._entries.values()]
 
     async def get_or_make(self, key: K, make: Callable[[], Awaitable[V]]) -> V:
-        """Returns the value. If it is missing, the first caller makes it while the others wait. A failure is raised to
-        all callers and not cached."""
+        """Returns the value. If it is missing, the first caller makes it while the others wait. A failure is raised in
+        all callers and is not cached."""
         while True:
             value = self.get(key)
             if value is not None:
@@ -181,7 +180,7 @@ class BoundedCache(Generic[K, V]):
             self._remove(next(iter(self._entries)), evicted=False)
 
     def sweep(self, now: float | None = None) -> int:
-        """Removes entries that are too old. Returns the number of removed entries."""
+        """Removes entries that are too old. Returns their number."""
         if self.ttl is None:
             return 0
         moment = self._clock() if now is None else now
@@ -198,7 +197,7 @@ class BoundedCache(Generic[K, V]):
             return
         try:
             self._on_evict(key, entry.value)
-        except Exception:  # a lookup must not fail because the removal of another value failed
+        except Exception:  # a lookup must not fail because another value could not be removed
             _log.exception("cache %s: on_evict failed", self.name)
 
 

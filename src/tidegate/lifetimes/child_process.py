@@ -1,10 +1,10 @@
-"""Child processes. They are started without a thread, watched through a descriptor, and ended as a group.
+"""Child processes: started without a thread, watched through a descriptor, and terminated as a group.
 
-A process is owned from the moment it exists: nothing is awaited between its start and the start of the watch. It is
+A process is owned from the moment it exists: nothing is awaited between starting it and starting to watch it. It is
 watched by pidfd, never by a thread, and reaped exactly once, however many callers wait for it. It leads a new session
-and process group; `end` terminates the group, then kills it, and returns when the process is reaped. A process inherits
-only the environment and descriptors passed to it, has a lower CPU priority than the gateway, and may run on every core
-that the gateway was started with, even if the gateway pins itself to one.
+and process group; `end` terminates the group, kills it if necessary, and returns when the process has been reaped. A
+process inherits only the environment and descriptors passed to it, has a lower CPU priority than the gateway, and may
+run on every core that the gateway was started with, even if the gateway pins itself to one.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 KILLED_SECONDS = 10.0
-"""Seconds that a killed process may take to disappear. Only a process that hangs in the kernel takes longer."""
+"""Seconds that a killed process may take to exit. Only a process that hangs in the kernel takes longer."""
 
 NICENESS = 10
-"""The niceness of child processes. It ensures that the gateway can always run, if only to end them."""
+"""The niceness of child processes. It ensures that the gateway can always run, if only to terminate them."""
 
-_ABOVE = 64  # every descriptor number in a child
+_ABOVE = 64  # any descriptor number in a child
 
 
 class ProcessStarter:
-    """Starts child processes. `cores` are the cores that the gateway was started with; None stands for its current
-    cores. `running` are the started processes that have not been reaped."""
+    """Starts child processes. `cores` are the cores on which the gateway was allowed to run when it started; None means
+    its current ones. `running` are the processes that have been started but not reaped."""
 
     def __init__(self, cores: frozenset[int] | None = None) -> None:
         self.running: set[int] = set()
@@ -46,9 +46,9 @@ class ProcessStarter:
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "SpawnedProcess":
         """Starts a process. `descriptors` maps descriptor numbers in the child to descriptors of this process; None
-        stands for /dev/null. `within` is called with the function that starts the process. It can call that function on
-        another thread, for example, so that the child inherits properties of this thread. Raises OSError if the process
-        cannot be started or watched."""
+        stands for /dev/null. `within` is called with the function that starts the process. It can, for example, call
+        that function in another thread, so that the child inherits that thread's properties. Raises OSError if the
+        process cannot be started or watched."""
         if not self._is_prepared:
             _close_inherited_on_exec()
             self._is_prepared = True
@@ -59,7 +59,7 @@ class ProcessStarter:
                 if fd is None:
                     actions.append((os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0))
                     continue
-                # Copy them above all target numbers: none may be overwritten before it is copied.
+                # Copy them above all target numbers, so that none is overwritten before it is copied.
                 copies.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
                 actions.append((os.POSIX_SPAWN_DUP2, copies[-1], number))
             spawn = partial(
@@ -100,7 +100,7 @@ class ProcessStarter:
         if self._cores is None or before == self._cores:
             yield
             return
-        with contextlib.suppress(OSError):  # then it keeps the affinity that the system allows
+        with contextlib.suppress(OSError):  # it then keeps whatever affinity the system allows
             os.sched_setaffinity(0, self._cores)
         try:
             yield
@@ -125,23 +125,23 @@ class SpawnedProcess:
         return not self._code.done()
 
     async def wait(self) -> int:
-        """Waits until the process ends, and returns its exit code. The code is negative if a signal ended the
-        process."""
+        """Waits until the process exits, and returns its exit code. The code is negative if the process was killed by a
+        signal."""
         return await asyncio.shield(self._code)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the whole group. Once the process is reaped, no signal is sent, since the id of an empty
-        group may be reused."""
+        """Sends a signal to the whole group. Once the process has been reaped, no signal is sent, since the id of an
+        empty group may be reused."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Ends the process and its group. If the process has already ended, other members of its group are not
-        ended."""
+        """Terminates the process and its group. If the process has already exited, other members of its group are left
+        running."""
         if self.running and grace > 0:
             self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)  # a stopped process could not handle it
+            self.signal(signal.SIGCONT)  # a stopped process could not handle the signal
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self.wait()
@@ -150,7 +150,7 @@ class SpawnedProcess:
             async with asyncio.timeout(KILLED_SECONDS):
                 await self.wait()
         except TimeoutError:
-            _log.error("process %d was killed but has not ended", self.pid)
+            _log.error("process %d was killed but has not exited", self.pid)
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -164,10 +164,10 @@ class SpawnedProcess:
 
 def _close_inherited_on_exec() -> None:
     """Prevents children from inheriting the descriptors that this process has inherited. Descriptors that this process
-    opens itself are never inherited."""
+    opens itself are never passed on."""
     with os.scandir("/proc/self/fd") as entries:
         descriptors = [int(entry.name) for entry in entries]
     for fd in descriptors:
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+        with contextlib.suppress(OSError):  # the listing's own descriptor
             if fd > 2:
                 os.set_inheritable(fd, False)

@@ -1,11 +1,11 @@
 """Small concurrency primitives: single flight, gather, and a check for the cause of a cancellation.
 
-With `SingleFlight`, one caller leads a construction and the others join it. Followers get the leader's value or its
-exception, so a failing construction is tried once, not once per caller. If the leader is cancelled, the followers are
-notified and one of them leads a new flight. The cancellation of one caller does not affect the others. The leader owns
-the construction and its deadline.
+With `SingleFlight`, one caller leads a construction and others join it. Followers get the leader's value or exception,
+so a construction that fails is tried once, not once per caller. If the leader is cancelled, the followers are notified
+and one of them leads a new flight. The cancellation of one caller does not affect the others. The leader owns the
+construction and its deadline.
 
-`gather` runs coroutines concurrently within the calling task. All of them have ended when it returns or raises.
+`gather` runs coroutines concurrently on behalf of the calling task. All of them have ended when it returns or raises.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ V = TypeVar("V")
 
 
 def is_cancelled() -> bool:
-    """True if the running task is being cancelled. A `CancelledError` that is raised while this is False comes from
-    something that the task was waiting for, and is an ordinary failure."""
+    """True if the running task is being cancelled. A `CancelledError` raised while this is False comes from something
+    that the task was waiting for, and is an ordinary failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -55,7 +55,7 @@ class SingleFlight(Generic[V]):
             value = await make()
         except Exception as error:
             self._end.set_exception(error)
-            self._end.exception()  # the leader raises it; asyncio must not report it as never retrieved
+            self._end.exception()  # the leader raises it, so asyncio must not report it as never retrieved
             raise
         except BaseException:
             self._end.cancel()

@@ -1,8 +1,8 @@
-"""The limit on open file descriptors, and a reserve for requests that must work when no descriptor is left.
+"""The limit on open file descriptors, and a reserve for requests that must work even when none are left.
 
-The kernel enforces the reserve: the soft limit is lower than the real limit by the size of the reserve, so other code
-cannot use it up. `reserve` raises the soft limit for the duration of a block, for requests about the gateway itself;
-`lift` raises it permanently, for an orderly shutdown.
+The kernel enforces the reserve: the soft limit is lowered by the size of the reserve, so other code cannot use it up.
+`reserve` raises the soft limit for the duration of a block, for requests about the gateway itself; `lift` raises it
+permanently, for an orderly shutdown.
 """
 
 import resource
@@ -14,23 +14,22 @@ RESERVE = 32
 """The number of descriptors in the reserve: enough for the control socket, a few health and status connections, and the
 files that must be read to serve them."""
 RESERVE_SHARE = 4
-"""The divisor for the largest reserve if there are few descriptors: at most one quarter of them is reserved."""
+"""Limits the reserve if descriptors are scarce: 4 means at most a quarter of them."""
 
 
 class Descriptors:
-    """The descriptors of this process. Until `keep` is called, there is no reserve, and the limit that the process
-    started with applies."""
+    """This process's descriptors. Until `keep` is called, there is no reserve, and the limit with which the process was
+    started applies."""
 
     def __init__(self) -> None:
         self._reserve = 0
         self._users = 0
         self._ordinary = 0
         self._lifted: int | None = None
-        """The raised limit, while the reserve may be used. If the current limit is different, the operator has changed
-        it."""
+        """The raised limit while the reserve may be used. If the current limit differs, the operator has changed it."""
 
     def keep(self, wanted: int) -> None:
-        """Requests this many descriptors, including the reserve."""
+        """Requests a limit of this many descriptors, including the reserve."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
         if soft != resource.RLIM_INFINITY:
@@ -40,7 +39,7 @@ class Descriptors:
 
     @property
     def limit(self) -> int | None:
-        """The number of descriptors that may be open, without the reserve; None for no limit."""
+        """The number of descriptors that may be open, not counting the reserve; None means no limit."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return None
@@ -48,13 +47,13 @@ class Descriptors:
 
     @property
     def open(self) -> int:
-        """The number of descriptors that are open now."""
+        """The number of currently open descriptors."""
         with self.reserve():
-            return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the descriptor of the listing itself
+            return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the listing's own descriptor
 
     @contextmanager
     def reserve(self) -> Iterator[None]:
-        """Allows the use of the reserve within this block."""
+        """Allows using the reserve within this block."""
         self.lift()
         try:
             yield
@@ -66,7 +65,7 @@ class Descriptors:
                 self._lifted = None
 
     def lift(self) -> None:
-        """Allows the use of the reserve from now on."""
+        """Allows using the reserve from now on."""
         self._users += 1
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._reserve and soft not in (self._lifted, resource.RLIM_INFINITY):

@@ -1,9 +1,10 @@
-"""The ledger: how many bytes, descriptors and child processes each owner holds, by kind.
+"""The ledger: an account of the bytes, descriptors and child processes that each owner holds, by kind.
 
-In every reading, the sum over the owners equals the sum over the kinds. There are two ways to account for a resource. A
-hold is recorded when the resource is acquired. It costs O(1) and is for resources that cannot be measured later. A view
-is a function that measures everything of one kind when the ledger is read, and costs nothing in between. An owner is
-listed by name until it has released everything. Releasing a hold is idempotent. The ledger itself owns only numbers.
+In every reading, the sum over all owners equals the sum over all kinds. There are two ways to account for a resource. A
+hold is recorded when the resource is acquired; it costs O(1) and is meant for resources that cannot be measured later.
+A view is a function that measures all resources of one kind when the ledger is read; it costs nothing in between. An
+owner is listed by name until it has released everything. Releasing a hold is idempotent. The ledger itself owns only
+numbers.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from tidegate.status_report import Holding
 NOTHING = Holding()
 
 Measure = Callable[[], Iterable[tuple[str, Holding]]]
-"""Returns everything of one kind that is held now, by owner. An owner may occur more than once."""
+"""Returns everything of one kind that is currently held, by owner. An owner may occur more than once."""
 
 
 class LedgerReading(msgspec.Struct, frozen=True):
@@ -25,26 +26,26 @@ class LedgerReading(msgspec.Struct, frozen=True):
     owners: dict[str, dict[str, Holding]]
 
     def largest(self, top: int) -> list[tuple[str, Holding, dict[str, Holding]]]:
-        """Returns the largest owners, each with the sum of its holdings and with its holdings by kind. Accounts below
-        an owner are listed separately."""
+        """Returns the largest owners, each with its total holdings and its holdings by kind. Sub-accounts are listed
+        separately."""
         sums = [(owner, sum(kinds.values(), NOTHING), kinds) for owner, kinds in self.owners.items()]
         return sorted(sums, key=lambda held: held[1].weight, reverse=True)[:top]
 
 
 class Ledger:
-    """The accounts that currently have holdings, and the views. A view is registered once, for the life of the
-    ledger."""
+    """The accounts that currently have holdings, and the views. A view is registered once, for the ledger's
+    lifetime."""
 
     __slots__ = ("_holders", "_known", "_views")
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}  # lint: allow kinds are named in the code
         self._holders: set[Account] = set()
-        self._views: list[tuple[str, Measure]] = []  # lint: allow one entry for each package that holds things
+        self._views: list[tuple[str, Measure]] = []  # lint: allow one entry for each package that holds resources
 
     def account(self, owner: str, *, parent: "Account | None" = None) -> "Account":
         """Returns an account for `owner`, e.g. "process" or "turn t_…". If there is a parent, the account's name is a
-        path below the parent's name."""
+        path that starts with the parent's name."""
         return Account(self, owner, parent)
 
     def view(self, kind: str, measure: Measure) -> None:
@@ -53,8 +54,8 @@ class Ledger:
         self._views.append((kind, measure))
 
     def read(self) -> LedgerReading:
-        """Returns the current holdings. Once a kind is known, it stays listed even if nothing of that kind is held, so
-        that its metric does not disappear."""
+        """Returns the current holdings. A known kind stays listed even if nothing of that kind is held, so that its
+        metric does not disappear."""
         kinds = dict.fromkeys(sorted(self._known), NOTHING)
         owners: dict[str, dict[str, Holding]] = {}
         for owner, kind, holding in self._entries():
@@ -68,7 +69,7 @@ class Ledger:
         return self.read().kinds
 
     def owners(self, *, top: int = 20) -> list[tuple[str, Holding]]:
-        """Returns the owners that have holdings themselves, largest first."""
+        """Returns the owners that have holdings of their own, largest first."""
         return [(owner, held) for owner, held, _ in self.read().largest(top)]
 
     def _entries(self) -> Iterable[tuple[str, str, Holding]]:
@@ -82,7 +83,7 @@ class Ledger:
 
 
 class Account:
-    """The holdings of one owner. Created by `Ledger.account`."""
+    """One owner's holdings. Created by `Ledger.account`."""
 
     __slots__ = ("__weakref__", "_holds", "ledger", "owner", "parent")
 
@@ -110,7 +111,7 @@ class Account:
         return hold
 
     def close(self) -> list[tuple[str, Holding]]:
-        """Releases everything that is still held, and returns these holdings by kind."""
+        """Releases everything that is still held, and returns the released holdings by kind."""
         left = [(hold.kind, hold.holding) for hold in self._holds]
         for hold in list(self._holds):
             hold.release()
@@ -123,7 +124,7 @@ class Account:
 
 
 class Hold:
-    """One held resource, until `release`. Resources that grow or shrink are measured with `view`."""
+    """One resource, held until `release` is called. Resources that grow or shrink are measured with `view`."""
 
     __slots__ = ("_account", "bytes", "children", "count", "fds", "kind")
 

@@ -1,9 +1,9 @@
 """A listening socket that accepts connections one by one.
 
-If the process runs out of descriptors or memory, the listener pauses with back-off and logs each such period once.
-During a pause, connections wait in the kernel's queue. (asyncio's servers would retry and log continuously.) The
-owner's function `room` decides how the next connection is accepted. The owner owns the accepted connections, and the
-listener owns the listening socket.
+If the process runs out of descriptors or memory, the listener pauses with exponential back-off and logs each such
+period once. During a pause, connections wait in the kernel's queue. (asyncio's servers would retry and log
+continuously.) The owner's function `room` decides how the next connection is accepted. Accepted connections belong to
+the owner; the listening socket belongs to the listener.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """A listening socket. `room(short)` decides how the next connection is accepted: `free`, normally; `reserve`, with
-    a descriptor of the reserve if necessary; `soon`, in a later iteration of the loop; `none`, after `resume` or a
-    second. `short` says that no ordinary descriptor is left. `accepted` is called with the connection, and with True if
-    the decision was `reserve`."""
+    """A listening socket. `room(short)` decides how the next connection is accepted: `free` means normally; `reserve`,
+    with a reserved descriptor if necessary; `soon`, in a later iteration of the event loop; `none`, only after a call
+    of `resume` or after a second. `short` is true if no ordinary descriptor is left. `accepted` is called with the
+    connection, and with True if the decision was `reserve`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Listener:
             self._loop.add_reader(self._socket.fileno(), self._ready)
 
     def close(self) -> None:
-        """Closes the listening socket. Connections that wait in the kernel's queue are refused. Idempotent."""
+        """Closes the listening socket. Connections that are waiting in the kernel's queue are refused. Idempotent."""
         self._pause_for(None)
         self._socket.close()
 
@@ -83,7 +83,7 @@ class Listener:
             self._timer = None
 
     def _ready(self) -> None:
-        room = self._room(False)  # only one connection is known to be waiting; the loop reports the next one
+        room = self._room(False)  # only one connection is known to be waiting; the event loop reports the next one
         if room == "soon":
             return
         if room == "none":

@@ -1,14 +1,14 @@
-"""Presence: the only map with sessions as keys. It holds the residents of present sessions.
+"""Presence: the residents of present sessions, in the project's only map keyed by session.
 
-A session has at most one record, and only while the session is present. It is present while a turn runs or waits, a
-resident exists or is being built, its workspace is in use, or a reader watches it. A resident is reused while its
-signature is unchanged, is built only once for concurrent callers, and is removed only by `unload`. Residents are
-bounded by number, bytes and idle time (`limits.residents`, `resident_bytes` and `idle_ttl`, in `config/settings.py`);
-the least recently used resident is unloaded first. A resident whose turn is working is never released before that turn
-ends, even if it was replaced in the meantime. While the turn waits for a user, its resident may be unloaded like any
-other, and the turn rebuilds it. Residents are released in tasks of the scope, concurrently with turns; a failure is
-reported with the session's name. Presence owns the records and the residents. The fields `turn`, `waiting` and `held`
-of a record belong to the engine, `workspace` and `disk` to the workspaces package.
+A session has at most one record, and only while the session is present. It is present while a turn is running or
+waiting, a resident exists or is being built, its workspace is in use, or a reader is watching it. A resident is reused
+while its signature is unchanged, is built only once for concurrent callers, and is removed only by `unload`. Residents
+are bounded by number, bytes and idle time (`limits.residents`, `resident_bytes` and `idle_ttl`); the least recently
+used resident is unloaded first. A resident whose turn is working is never released before that turn ends, even if it is
+replaced in the meantime. While the turn is waiting for a user, its resident may be unloaded like any other, and the
+turn rebuilds it. Residents are released in tasks of the scope, concurrently with turns; a failure is reported with the
+session's name. Presence owns the records and the residents. In each record, the fields `turn`, `waiting` and `held`
+belong to the engine, `workspace` and `disk` to the workspaces package.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from tidegate.lifetimes.scope import Scope, ScopeClosed
 from tidegate.status_report import Holding
 
 RELEASE_WITHIN = 30.0
-"""Seconds that the release of a resident may take before it is abandoned and reported."""
+"""Seconds that releasing a resident may take before it is abandoned and reported."""
 
 REASONS_KEPT = 32
-"""The number of reasons for unloading that are counted separately. Further reasons are counted as `other`, so the
-metric stays small."""
+"""The number of unload reasons that are counted separately. Further reasons are counted as `other`, so the metric stays
+small."""
 
 _log = logging.getLogger(__name__)
 
 
 class Resident(Protocol):
-    """The part of a session kept in memory between turns. An equal `signature` means equal configuration."""
+    """The part of a session that is kept in memory between turns. Equal `signature`s mean equal configurations."""
 
     @property
     def signature(self) -> bytes: ...
@@ -46,7 +46,7 @@ class Resident(Protocol):
         """The current size in memory, in bytes."""
 
     async def release(self) -> None:
-        """Releases everything that the resident holds. Called once, when no turn uses the resident."""
+        """Releases everything that the resident holds. Called once, when no turn is using the resident."""
 
 
 R = TypeVar("R", bound=Resident)
@@ -54,12 +54,12 @@ Warn = Callable[[str, dict[str, Any]], None]
 
 
 class SessionEnded(RuntimeError):
-    """The session ended while its resident was being built; the resident was released."""
+    """The session ended while its resident was being built. The resident has been released."""
 
 
 class Present:
-    """The record of a present session. A resident replaced during a turn stays in `detached` until the turn ends; the
-    temporary resident of a one-shot turn is in `temporary` until then."""
+    """A present session's record. A resident that is replaced during a turn stays in `detached` until the turn ends; so
+    does a one-shot turn's temporary resident in `temporary`."""
 
     __slots__ = (
         "__weakref__",
@@ -102,13 +102,13 @@ class Present:
         return self.turn is not None
 
     def expect(self) -> asyncio.Future[None]:
-        """Returns a future that is done at the next `notify`. Cancel the future when you no longer wait for it."""
+        """Returns a future that is done at the next `notify`. Cancel it when you no longer wait for it."""
         news = asyncio.get_running_loop().create_future()
         self.watchers = (*(watcher for watcher in self.watchers if not watcher.done()), news)
         return news
 
     def notify(self) -> None:
-        """Wakes the watchers of the session."""
+        """Wakes the session's watchers."""
         watchers, self.watchers = self.watchers, ()
         for watcher in watchers:
             if not watcher.done():
@@ -129,7 +129,8 @@ class Present:
 
 
 class PresenceStats(msgspec.Struct, frozen=True):
-    """Figures for the metrics. `over_cap_mid_turn` counts residents kept beyond the cap because of a running turn."""
+    """Statistics for the metrics. `over_cap_mid_turn` counts residents kept beyond the cap because of a running
+    turn."""
 
     present: int
     residents: int
@@ -140,7 +141,7 @@ class PresenceStats(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """The records of present sessions by key. Presence is owned by the process scope; when that scope closes, every
+    """The records of present sessions, by key. Presence is owned by the process scope; when that scope closes, every
     resident is released."""
 
     __slots__ = (
@@ -174,7 +175,7 @@ class Presence:
         warn: Warn | None = None,
     ) -> None:
         self.is_waiting: Callable[[Any], bool] = lambda turn: False
-        """Returns True if a turn is idle until a user has answered. Set by the engine, whose turns these are."""
+        """Returns True if a turn is idle until a user answers. Set by the engine, which owns the turns."""
         self.residents = residents
         self.resident_bytes = resident_bytes
         self.idle_ttl = idle_ttl
@@ -184,10 +185,10 @@ class Presence:
         self._warn: Warn = warn if warn is not None else _log_warning
         self._records: dict[str, Present] = {}
         self._weights: OrderedDict[Present, int] = OrderedDict()  # lint: allow residents, which are bounded
-        """The weights of the residents, the least recently used first."""
+        """The residents' weights, least recently used first."""
         self._bytes = 0
         self._unloads: dict[str, int] = {}
-        # By object identity: residents that have left the order and are not released yet.
+        # Residents that are no longer in the order but not released yet, by object identity.
         self._leaving: dict[int, tuple[str, Resident]] = {}
         self._unreleased: list[tuple[str, Resident]] = []  # lint: allow only filled while closing
         self._over = False
@@ -211,8 +212,8 @@ class Presence:
     def obtain(self, key: str) -> Present:
         """Returns the session's record, creating it if necessary.
 
-        An empty record is removed at the next opportunity, so the caller must add a turn, message or hold to the record
-        before it awaits anything.
+        An empty record is removed at the next opportunity, so the caller must add a turn, message or hold to it before
+        awaiting anything.
         """
         record = self._records.get(key)
         if record is None:
@@ -223,7 +224,7 @@ class Presence:
         """Clears the record's field `turn` after a turn has ended, whatever its outcome. No other code clears the
         field.
 
-        Idempotent. With the argument `turn`, the call changes nothing if that turn is not running.
+        Idempotent. If `turn` is given, nothing happens unless that turn is running.
         """
         if turn is not None and record.turn is not turn:
             return
@@ -238,8 +239,8 @@ class Presence:
         self._forget_if_absent(record)
 
     def turn_waits(self, record: Present) -> None:
-        """Allows the resident of a turn to be unloaded while the turn waits for a user's answer. Residents that are not
-        counted by any cap are released immediately."""
+        """Allows a turn's resident to be unloaded while the turn is waiting for a user's answer. Residents that do not
+        count towards a cap are released immediately."""
         gone = record.detached if record.temporary is None else (*record.detached, record.temporary)
         record.detached, record.temporary = (), None
         for resident in gone:
@@ -247,7 +248,7 @@ class Presence:
         self._enforce()
 
     def set_temporary(self, key: str, temporary: Resident) -> None:
-        """Registers the temporary resident of a one-shot turn with the ledger, until the turn ends."""
+        """Registers a one-shot turn's temporary resident with the ledger until the turn ends."""
         record = self._records.get(key)
         if record is not None and record.busy:
             record.temporary = temporary
@@ -272,17 +273,18 @@ class Presence:
         self.unload(key, reason="end")
         self._records.pop(key, None)
         workspace, record.workspace = record.workspace, None
-        if workspace is not None:  # ending the workspace takes longer and still needs the record
+        if workspace is not None:  # closing the workspace takes longer and still needs the record
             self.set_workspace(key, workspace)
         record.notify()
         return True
 
     def set_workspace(self, key: str, workspace: Any) -> None:
-        """Keeps the session present until `clear_workspace` is called, because a process runs in its workspace."""
+        """Keeps the session present until `clear_workspace` is called, because a process is running in its
+        workspace."""
         self.obtain(key).workspace = workspace
 
     def clear_workspace(self, key: str) -> None:
-        """Undoes `set_workspace`, because no process runs in the workspace any more."""
+        """Undoes `set_workspace`, because no process is running in the workspace any more."""
         record = self._records.get(key)
         if record is not None:
             record.workspace = None
@@ -299,8 +301,8 @@ class Presence:
     # -- residents ---------------------------------------------------------------------------------------------------
 
     async def resident(self, key: str, signature: bytes, build: Callable[[], Awaitable[R]]) -> R:
-        """Returns the resident with this signature. If there is none, or only one with another signature, a new
-        resident is built, once for all callers."""
+        """Returns the resident with this signature. If there is none, or if its signature differs, a new resident is
+        built, once for all callers."""
         while True:
             record = self.obtain(key)
             present = record.resident
@@ -334,7 +336,9 @@ class Presence:
             return resident
 
         record.building, record.wanted_signature = SingleFlight[Resident](), signature
-        self.unload(record.key, reason="changed")  # not earlier: without a construction the record might be removed
+        self.unload(
+            record.key, reason="changed"
+        )  # not earlier, because without a construction the record might be removed
         try:
             return cast(R, await record.building.lead(construct))
         finally:
@@ -367,7 +371,7 @@ class Presence:
         self._enforce()
 
     def _enforce(self, newcomer: Present | None = None) -> None:
-        """Unloads the least recently used residents that exceed the caps. A resident in use is skipped, and no newer
+        """Unloads the least recently used residents beyond the caps. A resident in use is skipped, and no newer
         resident is unloaded instead."""
         too_many, too_heavy = len(self._weights) - self.residents, self._bytes - self.resident_bytes
         if too_many <= 0 and too_heavy <= 0:
@@ -383,7 +387,7 @@ class Presence:
         self._over_count += kept
         if kept and not self._over:
             self._warn(
-                "residents exceed their cap because they are in mid-turn",
+                "residents exceed their cap because their turns are running",
                 {
                     "mid_turn": kept,
                     "residents": len(self._weights),
@@ -407,8 +411,8 @@ class Presence:
         return found
 
     def unload(self, key: str, *, reason: str, only: Resident | None = None) -> bool:
-        """Removes the resident and keeps everything else. No other code removes a resident. With `only`, nothing is
-        done if the session now has a different resident. Returns True if a resident was removed.
+        """Removes the resident and keeps everything else. No other code removes residents. If `only` is given, nothing
+        happens if the session now has a different resident. Returns True if a resident was removed.
 
         If a turn is working with the resident, the resident leaves the map immediately but is released only when that
         turn ends.
@@ -434,7 +438,7 @@ class Presence:
         return True
 
     def sweep(self, now: float | None = None) -> int:
-        """Unloads residents that have been idle for longer than the TTL, unless a turn is working with them, and
+        """Unloads residents that have been idle for longer than the TTL, unless a turn is working with them. Also
         removes empty records. Returns the number of unloaded residents."""
         moment = self._clock() if now is None else now
         swept = 0
@@ -447,8 +451,8 @@ class Presence:
 
     def relieve(self, wanted: int) -> tuple[int, int]:
         """Unloads idle residents when memory is short, the least recently used first, until `wanted` bytes are freed.
-        Residents whose turn is working or waits to start are kept. Returns the number and the bytes of the unloaded
-        residents."""
+        Residents whose turn is working or waiting to start are kept. Returns the number of unloaded residents and their
+        size in bytes."""
         count = freed = 0
         for record, weight in tuple(self._weights.items()):
             if freed >= wanted:
@@ -460,7 +464,7 @@ class Presence:
 
     @property
     def releasing(self) -> int:
-        """The number of residents that are unloaded but not yet released."""
+        """The number of residents that have been unloaded but not yet released."""
         return len(self._leaving)
 
     def stats(self) -> PresenceStats:
@@ -476,7 +480,7 @@ class Presence:
     # -- releasing ---------------------------------------------------------------------------------------------------
 
     def _measure_residents(self) -> Iterator[tuple[str, Holding]]:
-        """Measures the residents, including unloaded residents that are not yet released."""
+        """Measures the residents, including unloaded ones that have not been released yet."""
         for record in tuple(self._weights):
             if record.resident is not None:
                 yield f"session {record.key}", Holding(1, record.resident.weight)
@@ -504,7 +508,7 @@ class Presence:
             self._leaving.pop(id(resident), None)
 
     async def _close(self) -> None:
-        """Releases everything that is left. This happens at the end of the process, when no turn is running."""
+        """Releases everything that is left. Called when the process stops and no turn is running."""
         for record in self:
             self.turn_ended(record)
             self.drop(record.key)

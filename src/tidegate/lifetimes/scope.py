@@ -2,9 +2,9 @@
 
 Everything acquired through a scope is released when `close` returns. Closing handles child scopes first, then tasks,
 then entered context managers and callbacks, each in reverse order. It has a single deadline, continues after every
-failure, reports each failure exactly once, and completes even if its caller is cancelled. The failure of a task is
-never lost. It is reported with the task's name. The scope owns its children, tasks, callbacks and account. It may be
-opened and closed from different tasks, since a session outlives the task that opened it.
+failure, reports each failure exactly once, and completes even if its caller is cancelled. A task's failure is never
+lost; it is reported with the task's name. The scope owns its children, tasks, callbacks and account. It may be opened
+and closed from different tasks, since a session outlives the task that opened it.
 
     async with Scope("turn t_1", parent=session) as turn:
         stream = await turn.enter(open_stream())
@@ -31,7 +31,7 @@ CLOSE_WITHIN = 10.0
 """Seconds that closing a scope may take, including its children, unless the scope sets another limit."""
 
 LAST_CHANCE = 0.05
-"""Seconds for each remaining step after the deadline, so that one stuck step does not prevent the others."""
+"""Seconds allowed for each remaining step after the deadline, so that one stuck step does not prevent the others."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +41,7 @@ OnError = Callable[[str, BaseException], None]
 
 
 class ScopeClosed(RuntimeError):
-    """Raised if the scope is closing or closed. No tasks can then be started and no resources acquired in this
-    scope."""
+    """Raised if the scope is closing or closed, so no more tasks can be started or resources acquired in it."""
 
 
 class Scope:
@@ -109,8 +108,8 @@ class Scope:
 
     @property
     def account(self) -> Account:
-        """The scope's account, created on first use: below the parent's account or, without a parent, in a new
-        ledger."""
+        """The scope's account, created on first use: a sub-account of the parent's account or, without a parent, an
+        account in a new ledger."""
         if self._account is None:
             if self._parent is None:
                 self._account = Ledger().account(self.name)
@@ -129,7 +128,7 @@ class Scope:
         close_within: float = CLOSE_WITHIN,
         on_error: OnError | None = None,
     ) -> "Scope":
-        """Opens a child scope, which is closed when this scope closes, if not before."""
+        """Opens a child scope, which is closed with this scope at the latest."""
         return Scope(name, parent=self, account=account, close_within=close_within, on_error=on_error)
 
     def start(
@@ -142,8 +141,8 @@ class Scope:
         """Runs `fn(*args)` as a task of this scope. When the scope closes, the task is cancelled or, with
         `at_close="finish"`, has until the deadline to finish.
 
-        The task runs in an empty context: it has its arguments but no ambient state, and does not keep objects of the
-        starting task alive.
+        The task runs in an empty context: it has its arguments but no ambient state, and does not keep the starting
+        task's objects alive.
         """
         self._admit(f"start {name!r}")
         task = asyncio.get_running_loop().create_task(fn(*args), name=name, context=contextvars.Context())
@@ -154,9 +153,9 @@ class Scope:
         return task
 
     async def enter(self, manager: Manager[T]) -> T:
-        """Enters a context manager and exits it at close, possibly from another task.
+        """Enters a context manager, which is exited when the scope closes, possibly from another task.
 
-        It must therefore not keep a task group or cancel scope open across its `yield`; use a child scope for that.
+        It must therefore not keep a task group or cancel scope open across a `yield`; use a child scope for that.
         """
         name = getattr(manager, "__qualname__", type(manager).__qualname__)
         self._admit(f"enter {name}")
@@ -174,20 +173,19 @@ class Scope:
         if self._state == "open":
             self._exits.append((name, leave))
             return value
-        # The scope was closed while the manager was being entered: nobody else will exit it.
+        # The scope was closed while the manager was being entered, so nobody else will exit it.
         with anyio.CancelScope(shield=True):
             await self._leave(name, leave, asyncio.get_running_loop().time() + self.close_within)
         raise ScopeClosed(f"scope {self.path!r} was closed while {name} was being entered")
 
     def on_close(self, fn: Exit, *, name: str) -> None:
-        """Registers `fn`. When the scope closes, `fn` is called and its result awaited. The last registered function is
-        called first."""
+        """Registers `fn` to be called and awaited when the scope closes. The function registered last is called
+        first."""
         self._admit(f"register {name!r}")
         self._exits.append((name, fn))
 
     def hold(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> Hold:
-        """Records a holding of this scope in the ledger. The holding is released when the scope closes, if not
-        before."""
+        """Records a holding of this scope in the ledger. It is released when the scope closes, if not before."""
         self._admit(f"hold {kind!r}")
         return self.account.add(kind, bytes=bytes, fds=fds, children=children, count=count)
 
@@ -198,8 +196,8 @@ class Scope:
     # -- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Closes the scope. The failures are raised as one group to the first caller; other callers wait for the same
-        close."""
+        """Closes the scope. Failures are raised as one group in the first caller; other callers only wait until the
+        scope is closed."""
         begun = self._begin(None)
         if self._end is None:
             return
@@ -213,7 +211,7 @@ class Scope:
             raise BaseExceptionGroup(f"closing scope {self.path!r}", errors)
 
     def _begin(self, deadline: float | None) -> bool:
-        """Begins to close the scope, only once. A scope with nothing to close is closed immediately, without a task."""
+        """Starts closing the scope, only once. A scope with nothing to close is closed immediately, without a task."""
         if self._state != "open":
             return False
         if not (self._tasks or self._exits or self._children):
@@ -252,7 +250,7 @@ class Scope:
             task.cancel()
         await self._until(0, self._tasks)
         for task in self._tasks:
-            self._collect(f"task {task.get_name()!r}", TimeoutError("it did not end although it was cancelled twice"))
+            self._collect(f"task {task.get_name()!r}", TimeoutError("it did not end even after being cancelled twice"))
 
     async def _leave(self, name: str, leave: Exit, deadline: float) -> None:
         try:
@@ -262,7 +260,7 @@ class Scope:
             return
         if waiting is None or not inspect.isawaitable(waiting):
             return
-        # In a separate task, so that a step that ignores its cancellation can be abandoned at the deadline.
+        # Use a separate task, so that a step that ignores its cancellation can be abandoned at the deadline.
         loop = asyncio.get_running_loop()
         task = loop.create_task(_awaited(waiting), name=f"close {name}", context=contextvars.Context())
         await self._until(deadline, {task})
@@ -331,7 +329,7 @@ class Scope:
         if error is None:
             await self.close()
             return
-        # The exception of the body propagates; a failure to close is reported and does not replace it.
+        # The body's exception propagates; a failure to close is reported but does not replace it.
         try:
             await self.close()
         except BaseExceptionGroup as failures:
@@ -344,7 +342,7 @@ async def _awaited(waiting: Awaitable[object]) -> object:
 
 
 async def outlast(end: asyncio.Task[Any]) -> asyncio.CancelledError | None:
-    """Waits for `end` even if the waiting task is cancelled, and returns that cancellation."""
+    """Waits for `end` even if the waiting task is cancelled, and returns the cancellation."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not end.done():

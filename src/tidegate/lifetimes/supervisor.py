@@ -1,13 +1,14 @@
-"""A supervisor keeps one service running: a tool server, a plug-in, or another connection that may break.
+"""The supervisor: keeps one service running, such as a tool server, a plug-in or another connection that may break.
 
 The service is reached through a `ServiceConnector`, whose `connect` returns a `ServiceConnection`. The supervisor owns
-the connection and one task that watches it. When the connection ends, it connects again by its `RestartPolicy`, with
-growing pauses, and gives up after a number of attempts.
+the connection and one task that watches it. When the connection ends, it reconnects according to its `RestartPolicy`,
+with growing pauses, and gives up after a number of attempts.
 
 Guarantee: there is at most one connection and at most one attempt to connect. `stop` returns when the task has ended
-and the connection is closed, in whichever state the service was; an attempt that succeeds late is closed. A permanent
-fault is not retried. Attempts are counted anew only after the service has been ready for a while, so a service that
-crashes after every connect is given up as well. Listeners learn of each change of state once.
+and the connection is closed, whatever state the service was in; a connection that is established too late is closed.
+Permanent faults are not retried. The number of attempts is reset only after the service has been ready for a while, so
+the supervisor also gives up on a service that crashes after every connect. Listeners are notified of each state change
+once.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from tidegate.status_report import ServiceFault, ServiceState, ServiceStatus
 _log = logging.getLogger(__name__)
 
 PERMANENT: frozenset[ServiceFault] = frozenset({"capability-missing", "authorization-required"})
-"""Faults that another attempt cannot repair."""
+"""Faults that another attempt cannot fix."""
 
 BEYOND_BUDGET = 30.0
 """Seconds that `restart` waits in addition to the pauses of all attempts, for the attempts themselves."""
@@ -46,12 +47,12 @@ class ServiceFailed(Exception):
 
 class ServiceConnection(Protocol):
     async def wait(self) -> None:
-        """Waits until the connection ends. Returns if it was closed in an orderly way; otherwise raises the error."""
+        """Waits until the connection ends. Returns if it was closed properly; otherwise raises the error."""
         ...
 
     async def close(self) -> None:
-        """Closes the connection with everything that belongs to it, such as a child process. May be called repeatedly,
-        and while `wait` is waiting."""
+        """Closes the connection and everything that belongs to it, such as a child process. May be called repeatedly,
+        and also while `wait` is waiting."""
         ...
 
 
@@ -62,29 +63,30 @@ class ServiceConnector(Protocol):
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):
-    """When and how often a service is connected again. Times are in seconds."""
+    """When and how often a service is reconnected. Times are in seconds."""
 
     restart: Literal["never", "on-failure", "always"] = "on-failure"
     attempts: int = 5
     first_pause: float = 1.0
     longest_pause: float = 32.0
     steady_after: float = 60.0
-    """Attempts are counted anew after the service has been ready for this time."""
+    """The number of attempts is reset after the service has been ready for this long."""
     start_within: float | None = None
-    """The time for which `start` waits for the connection. The attempt itself goes on, and the next `start` waits for
-    the same one."""
+    """How long `start` waits for the connection. The attempt itself continues, and the next `start` waits for the same
+    attempt."""
     stop_within: float = 10.0
-    """The time within which a connection is closed."""
+    """Time limit for closing a connection."""
 
     def pause(self, attempt: int, fraction: float) -> float:
         """Returns the pause before this attempt, counted from 1. It doubles with each attempt. `fraction` (from 0 to 1)
-        chooses between one half and the whole of it, so that services that broke together do not return together."""
+        selects a value between half of the pause and all of it, so that services that failed at the same time do not
+        reconnect at the same time."""
         doubled = self.first_pause * 2.0 ** min(attempt - 1, 32)
         return min(self.longest_pause, doubled) * (1 + fraction) / 2
 
     @property
     def budget(self) -> float:
-        """The longest time that the pauses before all attempts can take."""
+        """The longest possible sum of the pauses before all attempts."""
         return sum(self.pause(attempt, 1) for attempt in range(1, self.attempts + 1))
 
     def allows_restart(self, error: ServiceFailed | None) -> bool:
@@ -92,7 +94,8 @@ class RestartPolicy(msgspec.Struct, frozen=True):
 
 
 class Supervisor:
-    """One supervised service. `clock` is the wall clock of the status; `monotonic` and `sleep` measure pauses."""
+    """One supervised service. `clock` provides the wall time for the status; `monotonic` and `sleep` are used for
+    pauses."""
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Supervisor:
         self.policy = policy or RestartPolicy()
         self.status = ServiceStatus(name=name)
         self.connection: ServiceConnection | None = None
-        """The connection while the service is ready, and None otherwise."""
+        """The connection while the service is ready, otherwise None."""
         self._connector = connector
         self._scope = scope
         self._clock = clock
@@ -130,20 +133,20 @@ class Supervisor:
         return self.status.state
 
     def listen(self, listener: Callable[[ServiceStatus], None]) -> None:
-        """Calls `listener` with the status after every change of state."""
+        """Calls `listener` with the status after every state change."""
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Connects, unless the service is ready. Waits for an attempt that is in progress instead of beginning another
-        one. Raises ServiceFailed if the service does not become ready."""
+        """Connects, unless the service is ready. If an attempt is already in progress, waits for it instead of starting
+        another one. Raises ServiceFailed if the service does not become ready."""
         async with self._starting:
             while self._task is not None and (self._stopping or self.state == "failed"):
-                await asyncio.wait({self._task})  # it still closes the last connection
+                await asyncio.wait({self._task})  # it is still closing the last connection
             if self._task is None:
                 self._set("starting")
                 self._task = self._scope.start(self._run, name=f"service {self.status.name}")
             elif self.state == "stopped":
-                self._set("starting")  # the attempt of an earlier call that did not wait for its end
+                self._set("starting")  # the attempt was started by an earlier call that did not wait for it to finish
             if await self._until(lambda: self.state in ("ready", "failed", "stopped"), self.policy.start_within):
                 self._raise_unless_ready()
                 return
@@ -155,8 +158,9 @@ class Supervisor:
             raise error
 
     async def restart(self, within: float | None = None) -> None:
-        """Connects anew, without a pause, and waits until the service is ready again. Raises ServiceFailed if it was
-        never started, is stopped meanwhile, or fails, and TimeoutError if it takes longer than `within` seconds."""
+        """Reconnects without a pause, and waits until the service is ready again. Raises ServiceFailed if the service
+        was never started, is stopped in the meantime or fails, and TimeoutError if it takes longer than `within`
+        seconds."""
         if self.state == "stopped" and self._task is None:
             raise ServiceFailed(f"{self.status.name} is not started", "not-started")
         if self.state in ("failed", "starting", "stopped"):
@@ -172,9 +176,9 @@ class Supervisor:
         self._raise_unless_ready()
 
     async def stop(self, within: float | None = None) -> None:
-        """Ends the service, whatever its state. Every caller waits for the same end, each up to `within` seconds; it
-        then raises TimeoutError, and the service ends all the same. Raises the error of a connection that could not be
-        closed."""
+        """Stops the service, whatever its state. All callers wait until the same stop has finished, each for up to
+        `within` seconds; after that, TimeoutError is raised, and the service is still being stopped. If a connection
+        could not be closed, its error is raised."""
         task = self._task
         if task is None:
             self._set("stopped")
@@ -191,20 +195,20 @@ class Supervisor:
     # -- the task --
 
     async def _run(self) -> None:
-        """The service's only task, from `start` to the state in which the service ends."""
+        """The service's only task, from `start` until the service has stopped or failed."""
         self._error = self._close_failed = None
         end: ServiceState = "stopped"
         try:
             end = await self._supervise()
         except ScopeClosed:
-            pass  # the owner of the service ends
+            pass  # the service's owner is closing
         finally:
             self._task = None
             self._stopping = False
             self._set(end, self._error)
 
     async def _supervise(self) -> ServiceState:
-        """Runs one connection after another. Returns the state in which the service ends."""
+        """Runs one connection after another. Returns the service's final state."""
         attempts = 0
         while True:
             held = self._scope.child(f"connection of {self.status.name}", close_within=self.policy.stop_within)
@@ -227,8 +231,8 @@ class Supervisor:
                 attempts = 1
 
     async def _serve(self, held: Scope) -> float | None:
-        """Connects, and waits until the connection ends or a restart is requested. The connection is held by `held`.
-        Returns how long the service was ready, or None if it did not become ready."""
+        """Connects, and waits until the connection ends or a restart is requested. `held` owns the connection. Returns
+        how long the service was ready, or None if it did not become ready."""
         self._error = None
         try:
             connection = await held.enter(_Opened(self._connector))
@@ -240,7 +244,7 @@ class Supervisor:
             self._error = _failure(error, "unavailable")
             return None
         if self._stopping:
-            return None  # the connector has ignored that it was cancelled
+            return None  # the connector has ignored its cancellation
         since = self._monotonic()
         self._restart_requested.clear()
         self.connection = connection
@@ -272,7 +276,7 @@ class Supervisor:
         return attempts < self.policy.attempts
 
     async def _pause(self, attempt: int) -> bool:
-        """Pauses before an attempt. Returns True if a requested restart has ended the pause."""
+        """Pauses before an attempt. Returns True if the pause was cut short by a requested restart."""
         if not self._restart_requested.is_set():
             async with self._scope.child(f"pause of {self.status.name}") as pausing:
                 over = pausing.start(_awaited, self._sleep(self.policy.pause(attempt, self._fraction())), name="pause")
@@ -327,7 +331,7 @@ class Supervisor:
 
 
 class _Opened:
-    """The connection of a connector, as a context manager."""
+    """A connector's connection, as a context manager."""
 
     def __init__(self, connector: ServiceConnector) -> None:
         self._connector = connector
@@ -343,8 +347,8 @@ class _Opened:
 
 
 async def stop_all(supervisors: Iterable[Supervisor], within: float) -> None:
-    """Stops these services concurrently, whether or not they were started. Raises all errors as one group; the failure
-    of one service does not keep the others from stopping."""
+    """Stops these services concurrently, whether or not they were started. Raises all errors as one group; if one
+    service fails, the others are still stopped."""
     errors: list[BaseException] = []  # lint: allow one for each supervisor
 
     async def stop(supervisor: Supervisor) -> None:

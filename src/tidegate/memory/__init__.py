@@ -1,4 +1,4 @@
-"""Memory: notes about users and about agents' work, which outlive conversations.
+"""Memory: notes about users and about agents' work that outlive conversations.
 
 `Memory` provides notes for prompts, for tools and for the API. `NoteExtractor` writes notes when a session ends. Only
 the views are imported with the package, so a gateway whose agents use no memory does not load the rest.

@@ -2,12 +2,13 @@
 
 Permissions depend on the principal, who is identified by the channel, and never on the content of a message. Notes
 about a person can be written only by that person, or in that person's conversations. Notes about an agent's work become
-part of the prompts of all its users. So they can be written only by the owner, or in the owner's conversations. The
+part of the prompts for all of its users, so they can be written only by the owner, or in the owner's conversations. The
 owner may also see and edit everyone's notes. Every note names its author.
 
 Memory is loaded only if an agent has the toolset `memory`; agents without it cost nothing.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -15,19 +16,26 @@ from typing import TYPE_CHECKING
 from tidegate.agent import part_of
 from tidegate.config import Config
 from tidegate.errors import NotAllowed, NotFound, Refused, ToolFailed
-from tidegate.lifetimes import CacheStats, Holding
+from tidegate.lifetimes import BoundedCache, CacheStats, Holding
+from tidegate.memory.related_notes import best, message_of
 from tidegate.memory.stored_notes import NoteMarks, NoteStore, StoredNotes, line_of
 from tidegate.memory.views import Notebook, NoteView
 from tidegate.plugins import Draft, Note
 from tidegate.security import Principal
 from tidegate.store import About, SessionRow, Store, messages, notes, principals, sessions
 from tidegate.tools import ToolContext
-from tidegate.values import Frozen
+from tidegate.values import Frozen, Inbound, Message
 
 if TYPE_CHECKING:
     from tidegate.plugins.host import Plugin
 
 TOOLSET = "memory"
+
+CONVERSATIONS = 1024
+"""The conversations for which the gateway knows which notes were offered lately."""
+OFFERED_AGAIN_AFTER = 20
+"""The messages of a conversation after which a note may be offered again, since the model may not see the earlier
+message any more."""
 
 _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
 
@@ -41,7 +49,7 @@ EDIT_HEADER = """\
 
 
 class NoteSubject(Frozen, frozen=True):
-    """The subject of notes. `key` is a principal's id or an agent's name, and `name` is the name for display."""
+    """The subject of notes. `key` is a principal's id or an agent's name, and `name` is the display name."""
 
     about: About
     key: str
@@ -49,8 +57,8 @@ class NoteSubject(Frozen, frozen=True):
 
 
 class Memory:
-    """Provides the `Notes` service to tools, notes to prompts (as a `PromptSource`), and the notes that users see and
-    edit."""
+    """Provides the `Notes` service for tools, the notes for prompts (as a `PromptSource`), and the notes that users see
+    and edit."""
 
     name = "memory"
     needs_tools = False
@@ -63,6 +71,9 @@ class Memory:
         self._clock = clock
         self._agents = frozenset(name for name, agent in config.agents.items() if TOOLSET in agent.tools)
         self._marks = NoteMarks(store)
+        self._offered: BoundedCache[tuple[str, str], tuple[tuple[int, ...], ...]] = BoundedCache(
+            "offered notes", cap=CONVERSATIONS
+        )
         self.note_store: NoteStore
         if provider is None:
             self.note_store = StoredNotes(store, config.memory, self._marks, clock)
@@ -80,8 +91,8 @@ class Memory:
         return await self.note_store.part(agent, principal)
 
     async def queue_current_notes(self, session: SessionRow) -> None:
-        """Queues the current notes for the next message, if they differ from the notes in the session's prompt. This is
-        needed because earlier notices about changes may no longer be visible to the model."""
+        """Queues the current notes for the next message if they differ from the notes in the session's prompt, since
+        the model may no longer see earlier notices about changes."""
         if not session.memory_seen or session.prefix is None:
             return
         frozen = part_of(await self._store.read(sessions.prefix, session.prefix), self.name)
@@ -90,9 +101,30 @@ class Memory:
             lines = [CHANGED, *(now.splitlines() or ["There are none left."])]
             await self._store.write(messages.add_notice_lines, session.id, lines, self._clock())
 
+    async def related(self, inbound: Inbound) -> Message | None:
+        """Returns a message with the notes that do not fit into the prompt and match this message."""
+        room = self._config.memory.related_bytes
+        conversation = inbound.session or inbound.name
+        if not room or inbound.agent not in self._agents or not (conversation or inbound.new):
+            return None
+        text = inbound.messages[-1].text if inbound.messages[-1].role == "user" else ""
+        found = (
+            *await self.note_store.left_out("person", inbound.principal),
+            *await self.note_store.left_out("agent", inbound.agent),
+        )
+        if not text or not found:
+            return None
+        key = (inbound.principal, conversation or "")
+        seen = (conversation and self._offered.get(key)) or ()
+        offered = await self._store.read(best, text, found, frozenset(itertools.chain.from_iterable(seen)))
+        message, numbers = message_of(offered, room)
+        if conversation:
+            self._offered.put(key, (*seen, tuple(numbers))[-OFFERED_AGAIN_AFTER:])
+        return message
+
     async def mark(self, agent: str) -> int:
-        """Returns the number of the first change to announce in a conversation with this agent that begins now, or 0 if
-        changes are not announced."""
+        """Returns the number of the first change to announce in a new conversation with this agent, or 0 if changes are
+        not announced."""
         return await self._marks.next() if agent in self._agents else 0
 
     def measure(self) -> Iterator[tuple[str, Holding]]:
@@ -103,6 +135,9 @@ class Memory:
     def stats(self) -> CacheStats:
         return self.note_store.stats()
 
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (*self.note_store.caches(), self._offered.stats())
+
     # -- for agents --
 
     async def remember(self, ctx: ToolContext, text: str, *, about: About, replaces: int | None) -> str:
@@ -111,7 +146,7 @@ class Memory:
             author = await self._author(ctx)
             if about == "agent" and not author.may("configure"):
                 raise NotAllowed(
-                    "Notes about your work can only be written in conversations with the owner of this gateway; this "
+                    "Notes about your work can be written only in conversations with the owner of this gateway; this "
                     'is not one. Use about = "person" for a note about the person here.'
                 )
             draft = Draft(
@@ -164,8 +199,8 @@ class Memory:
     async def subject(
         self, caller: Principal, *, principal: str | None = None, agent: str | None = None
     ) -> NoteSubject:
-        """Returns the subject of the requested notes, which is the caller by default. Raises an error if the caller may
-        not see the notes."""
+        """Returns the subject of the requested notes, by default the caller. Raises an error if the caller may not see
+        the notes."""
         if agent is not None:
             if principal is not None:
                 raise Refused("Name a principal or an agent, not both.", param="agent")
@@ -209,7 +244,7 @@ class Memory:
         return note_view(await self.note_store.forget(subject.about, subject.key, note, None))
 
     async def rewrite(self, caller: Principal, subject: NoteSubject, text: str, seen: str) -> Notebook:
-        """Replaces the notes with an edited text, if they still have the version `seen`."""
+        """Replaces the notes with an edited text if their version is still `seen`."""
         _check(caller, subject)
         lines = list(read_lines(text))
         found = await self.note_store.rewrite(subject.about, subject.key, lines, seen, caller.id, caller.name)
@@ -242,7 +277,7 @@ def note_view(note: Note) -> NoteView:
 
 
 def read_lines(text: str) -> list[tuple[int | None, str]]:
-    """Returns the notes in an edited text, each with its number, or None for a new note."""
+    """Returns the notes in an edited text, each with its number; a new note has None instead."""
     found: list[tuple[int | None, str]] = []
     for line in text.split("\n"):
         line = line.strip()

@@ -1,10 +1,10 @@
-"""Notes of a memory provider, a plug-in that stores them elsewhere.
+"""Notes from a memory provider: a plug-in that stores them elsewhere.
 
-Every wait for the provider is bounded. A provider that fails or hangs is not called for a while. Users then get an
-error of one sentence, and new conversations begin without the provider's notes, which is stated in their prompt. The
-provider's notes are bounded and marked as data, like the notes in the gateway's store. Running conversations are
-notified of changes made through the gateway. The host of plug-ins starts and stops the provider. If the start fails, it
-is retried later.
+Every wait for the provider is bounded. A provider that fails or hangs is not called again for a while. During that
+time, users get a one-sentence error, and new conversations begin without the provider's notes; their prompt says so.
+The provider's notes are bounded and marked as data, like the notes in the gateway's store. Running conversations are
+notified of changes made through the gateway. The plug-in host starts and stops the provider; a failed start is retried
+later.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,6 +17,7 @@ from tidegate.config import MemorySettings
 from tidegate.errors import Busy, NotFound, TidegateError
 from tidegate.lifetimes import CacheStats
 from tidegate.log import Log
+from tidegate.memory.related_notes import IndexedNote
 from tidegate.memory.stored_notes import NoteMarks, Write, marked
 from tidegate.plugins import Draft, MemoryProvider, Note
 from tidegate.plugins.host import Plugin, PluginFailed
@@ -25,16 +26,16 @@ from tidegate.store import About, SessionRow, Store, notes
 T = TypeVar("T")
 
 WAIT_SECONDS = 5.0
-"""Time limit of one call to a provider. It is short because a person may be waiting for a conversation to begin."""
+"""Time limit for one call to a provider. It is short because a person may be waiting for a conversation to begin."""
 
 OPEN_SECONDS = 10.0
 """Time limit for starting the provider, including the wait for another start in progress."""
 
 REST_SECONDS = 30.0
-"""The pause after a failure, so that not every new conversation waits for the provider."""
+"""Pause after a failure, so that not every new conversation waits for the provider."""
 
 MOST_NOTES = 1000
-"""The maximum number of notes that are accepted from the provider in one response."""
+"""Maximum number of notes accepted from the provider in one response."""
 
 log = Log(__name__)
 
@@ -68,9 +69,13 @@ class ProviderNotes:
             text = await self._ask(lambda provider: provider.part(agent, principal))
         except ProviderUnanswered as error:
             return f"# Notes about the person you talk with\n{error.message} This conversation begins without them."
-        # Each line as a list item, so that none can imitate a heading of the gateway.
+        # Each line is a list item, so that none can imitate one of the gateway's headings.
         lines = [f"- {line.strip().lstrip('#-* ')}" for line in text.splitlines() if line.strip()]
         return marked("person", lines, 2 * self._settings.prompt_bytes) if lines else ""
+
+    async def left_out(self, about: About, whose: str) -> tuple[IndexedNote, ...]:
+        """A provider decides itself what a conversation begins with."""
+        return ()
 
     async def listing(self, about: About, whose: str) -> list[Note]:
         return list(await self._ask(lambda provider: provider.listing(about, whose)))[:MOST_NOTES]
@@ -109,8 +114,8 @@ class ProviderNotes:
 
     async def add_extracted(self, session: SessionRow, by: str, texts: Sequence[str]) -> Write | None:
         """Stores extracted notes. Since the provider has a separate store, the notes cannot be committed in the same
-        transaction as the mark that they were extracted. The keys are stable, so notes that are sent again after a
-        crash are stored only once."""
+        transaction as the mark that they were extracted. Their keys are stable, so notes sent again after a crash are
+        stored only once."""
         for number, text in enumerate(texts):
             await self.remember(
                 Draft(
@@ -132,6 +137,9 @@ class ProviderNotes:
     def stats(self) -> CacheStats:
         return CacheStats("notes", 0, 1, 0, 0, 0, 0)
 
+    def caches(self) -> tuple[CacheStats, ...]:
+        return (self.stats(),)
+
     async def _ask(self, what: Callable[[MemoryProvider], Awaitable[T]], number: int | None = None) -> T:
         if self._clock() < self._paused_until:
             raise self._unanswered()
@@ -142,12 +150,14 @@ class ProviderNotes:
                 return await what(provider)
         except LookupError:
             raise _missing(number or 0) from None
-        except Exception as error:  # any error of the provider
+        except Exception as error:  # any error from the provider
             if isinstance(error, TidegateError) and not isinstance(error, PluginFailed):
                 raise
             self._paused_until = self._clock() + REST_SECONDS
             log.warning(
-                "a memory provider failed; it is not called for a while", provider=self._plugin.name, error=repr(error)
+                "a memory provider failed and will not be called for a while",
+                provider=self._plugin.name,
+                error=repr(error),
             )
             raise self._unanswered() from error
 

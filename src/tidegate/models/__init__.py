@@ -1,17 +1,17 @@
-"""Models: the configured models, the provider formats, and the calls of the models' endpoints.
+"""Models: the configured models, the provider formats, and calls to the models' endpoints.
 
-A conversation's request is encoded once and grows only at its end. Every call ends with a Message or a ModelFailed.
+A conversation's request is encoded once and only grows at its end. Every call ends with a Message or a ModelFailed.
 Only credentials that the configuration names are used, and no credential appears in a message or a log.
 
 Other packages import from here, and from `tidegate.models.recording` to record or replay traffic:
 
 - `interface.py`: the `Model` and `Wire` protocols.
-- `registry.py`: `Models`, which builds the configured models.
-- `catalog/`: facts about models: windows, abilities, prices.
+- `registry.py`: `Models`, which creates the configured models.
+- `catalog/`: facts about models: windows, capabilities, prices.
 - `formats/`: the provider formats. `formats/format.py` says how to add one.
 - `embeddings.py`, `transcription.py`, `speech.py`: models of other kinds than chat.
-- `http/`: one request with retries (`endpoint.py`, `http_model.py`, `retry.py`), keys, failures.
-- `recording/` and `demo/`: loaded only when they are used.
+- `http/`: requests with retries (`endpoint.py`, `http_model.py`, `retry.py`), keys, failures.
+- `recording/` and `demo/`: loaded only when needed.
 """
 
 from tidegate.models.catalog.catalog import Catalog

@@ -24,11 +24,11 @@ from tidegate.values import Frozen, Usage
 
 PATH = "/embeddings"
 TEXTS = 32
-"""The most texts of one call. Some servers accept no more."""
+"""Maximum number of texts in one call. Some servers accept no more."""
 DIMENSIONS = 8192
 """The longest vector that is accepted."""
 TEXT_ANSWER_BYTES = 256 * 1024
-"""The most bytes of an answer for each text. A number takes about twenty bytes, so this is a vector of ten thousand."""
+"""Maximum size of an answer for each text. A number takes about twenty bytes, so this is a vector of ten thousand."""
 
 
 class Embeddings(Frozen, frozen=True):

@@ -1,8 +1,8 @@
-"""The two protocols by which the agent uses a model: `Wire` encodes requests, `Model` sends them.
+"""The two protocols through which the agent uses a model: `Wire` encodes requests, `Model` sends them.
 
-Everything a Wire produces is a pure function of its arguments, byte for byte. A history that is encoded again after a
-reload therefore yields the same request prefix. Neither protocol holds anything per conversation: the encoded bytes
-belong to the caller.
+Everything that a Wire produces is a pure function of its arguments, byte for byte. Encoding a history again after a
+reload therefore results in the same request prefix. Neither stores anything per conversation: the encoded bytes belong
+to the caller.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from tidegate.values import Call, Frozen, Message, Prefix
 
 class EncodedPrefix(Frozen, frozen=True):
     """A session's frozen prefix in wire format: the system message (one JSON object, or empty) and the tool list (a
-    JSON array, or empty). `caller_tools` has the names of the tools that the API caller runs."""
+    JSON array, or empty). `caller_tools` contains the names of the tools that the API caller runs."""
 
     system: bytes = b""
     tools: bytes = b""
@@ -24,10 +24,10 @@ class EncodedPrefix(Frozen, frozen=True):
 
 
 class Wire(Protocol):
-    """A provider's wire format, for one model. Media that the model does not accept is described in words instead.
+    """A provider's wire format, for one model. Media that the model does not accept are described in words instead.
 
     `version` starts at a multiple of 1000 that is unique to the format. Raise it by one whenever the same message would
-    encode to different bytes. It is stored with the session, because a change rebuilds the prefix."""
+    be encoded differently. It is stored with the session because the prefix is rebuilt when it changes."""
 
     @property
     def version(self) -> int: ...
@@ -38,15 +38,15 @@ class Wire(Protocol):
         ...
 
     def unsent_stops(self, stops: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the stop sequences that the format cannot send. The gateway cuts the answer at them."""
+        """Returns the stop sequences that cannot be sent in this format. The gateway cuts the answer at them."""
         ...
 
     def takes(self, media_type: str) -> bool:
-        """True if media of this type is sent as data, which must be loaded before it is encoded."""
+        """True if media of this type are sent as data, which must be loaded before they are encoded."""
         ...
 
     def encode(self, message: Message) -> bytes:
-        """Encodes a user's or a model's message. Returns JSON objects joined by commas, or no bytes."""
+        """Encodes a user's or model's message. Returns JSON objects joined by commas, or no bytes."""
         ...
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
@@ -56,8 +56,8 @@ class Wire(Protocol):
     def encode_prefix(self, prefix: Prefix) -> EncodedPrefix: ...
 
     def body(self, prefix: EncodedPrefix, history: Sequence[bytes], call: Call) -> list[bytes]:
-        """Returns the complete body of a streaming request, in pieces to be sent in order. `history` has the encoded
-        messages in order. One entry may have several messages, joined by commas."""
+        """Returns the complete body of a streaming request, in pieces to be sent in order. `history` contains the
+        encoded messages in order. An entry may contain several messages, joined by commas."""
         ...
 
 
@@ -81,7 +81,7 @@ class Model(Protocol):
 
     @property
     def token_estimate(self) -> TokenEstimate:
-        """The estimate of tokens per byte, based on the provider's token counts."""
+        """The estimated tokens per byte, based on the provider's token counts."""
         ...
 
     @property
@@ -96,11 +96,11 @@ class Model(Protocol):
         on_text: Callable[[str], None],
         on_reset: Callable[[str, int], None],
     ) -> Message:
-        """Runs one model step. Returns the complete assistant message with finish reason, usage and model.
+        """Runs one model step. Returns the complete assistant message with its finish reason, usage and model.
 
-        `on_text` receives the text as it arrives. `on_reset` withdraws everything received so far before a new attempt:
-        it receives the reason and the number of bytes, including reasoning and tool calls that were never shown. Raises
-        ModelFailed. Cancellation closes the stream immediately.
+        `on_text` receives the text as it arrives. `on_reset` is called before a new attempt to withdraw everything
+        received so far, with the reason and the number of bytes, including reasoning and tool calls that were never
+        shown. Raises ModelFailed. Cancellation closes the stream immediately.
         """
         ...
 

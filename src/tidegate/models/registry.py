@@ -1,8 +1,8 @@
-"""The configured models by name.
+"""The configured models, by name.
 
-Each model is built once, on entering, from its settings and the catalogue. A credential is used only for the models
-whose settings name it, and a missing one is reported at startup, not at the first turn. A model that failed gets a
-cooldown, so that callers with a fallback can choose another one. The connections belong to the transport.
+Each model is created once, on entry, from its settings and the catalogue. A credential is used only for the models
+whose settings name it, and a missing one is reported at startup, not during the first turn. A model that has failed
+gets a cooldown, so that callers with a fallback can choose another one. The connections belong to the transport.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +29,9 @@ from tidegate.values import Frozen
 
 
 class ModelState(Frozen, frozen=True, omit_defaults=False):
-    """The state of a model. `keys` is the number of its keys, and `keys_resting` the number of those in cooldown.
-    `rests_until` and `rests_because` are the end and the reason of the model's own cooldown. `failures` counts failed
-    requests by kind since the process started."""
+    """A model's state. `keys` is the number of its keys, and `keys_resting` the number of keys in cooldown.
+    `rests_until` and `rests_because` are the end of and the reason for the model's own cooldown. `failures` counts
+    failed requests by kind since the process started."""
 
     keys: int = 0
     keys_resting: int = 0
@@ -72,10 +72,10 @@ class Models:
         self._others: dict[str, OtherModel] = {}
         self._key_cooldowns = Cooldowns(self._retry_policy.clock)
         self.cooldowns = Cooldowns(self._retry_policy.clock)
-        """The cooldowns of models, by the model's name."""
+        """The models' cooldowns, by model name."""
 
     async def __aenter__(self) -> Self:
-        # A key may be in a file on a slow disk.
+        # Keys may be in files on a slow disk.
         await anyio.to_thread.run_sync(self._build_all)
         return self
 
@@ -234,14 +234,14 @@ class Models:
         return self._network.secret_proxy_for(settings.base_url, settings.proxy)
 
     def _reveal(self, setting: str, reference: str, secrets: list[Secret]) -> str:
-        """Returns the value of a reference. Raises Misconfigured if a header cannot contain the value. The value is
-        added to `secrets`, so that it is redacted."""
+        """Returns the secret behind a reference. Raises Misconfigured if a header cannot contain its value. The value
+        is added to `secrets` so that it is redacted."""
         secret = self._resolve(reference)
         text = secret.reveal()
         if not text or not text.isascii() or not text.isprintable():
             raise Misconfigured(
-                f"{setting} = {reference!r} refers to a value that is empty or has characters that no header may "
-                "carry; correct the value."
+                f"{setting} = {reference!r} refers to a value that is empty or has characters that are not allowed "
+                f"in headers; correct the value."
             )
         secrets.append(secret)
         return text

@@ -20,7 +20,7 @@ PATH = "/audio/speech"
 TEXT_CHARACTERS = 4096
 """The longest text that OpenAI's endpoint accepts."""
 SOUND_BYTES = 64 * 1024 * 1024
-"""The most bytes of one answer: several minutes of uncompressed sound, which is longer than any accepted text takes."""
+"""Maximum size of one answer: several minutes of uncompressed sound, which is longer than any accepted text takes."""
 TOKENS_PER_CHARACTER = 1.4
 """The tokens of sound for each character of text: about fifteen characters are spoken per second, and a second of sound
 is about twenty tokens. No endpoint counts them in a plain answer."""

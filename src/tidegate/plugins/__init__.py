@@ -1,15 +1,15 @@
-"""Plug-ins: the public types for code that extends the gateway, and the loading and running of this code.
+"""Plug-ins: the public types for code that extends the gateway, and the machinery that loads and runs this code.
 
-A plug-in is an async function that makes one object of a declared kind:
+A plug-in is an async function that creates one object of a declared kind:
 
     from tidegate.plugins import PluginContext, Toolset, plugin
 
     @plugin("toolset")
     async def make(ctx: PluginContext) -> Toolset: ...
 
-Everything that a plug-in needs can be imported from here. Names that are not listed in `__all__` may change in any
-version. Importing this module imports no other part of the gateway, except that `tidegate.tools` is imported when one
-of its names is used. docs/plugins.md describes plug-ins from the author's point of view.
+Everything that a plug-in needs can be imported from this module. Names that are not listed in `__all__` may change in
+any version. Importing this module imports no other part of the gateway, except that `tidegate.tools` is imported when
+one of its names is used. docs/plugins.md describes plug-ins from the author's point of view.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The context of a plug-in: its settings, a folder, a log, a scope and its secrets. A plug-in receives nothing else."""
+"""The context of a plug-in: its settings, a folder, a log, a scope and its secrets. Plug-ins receive nothing else."""
 
 from collections.abc import Mapping
 from pathlib import Path

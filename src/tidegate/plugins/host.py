@@ -1,9 +1,9 @@
-"""Runs plug-ins: makes their objects, starts them, and stops them with the process.
+"""The plug-in host: creates plug-ins' objects, starts them, and stops them with the process.
 
-`open` makes and starts a plug-in within its deadlines. On failure, it records the fault with the file and line and
-raises `PluginFailed`; it can be called again later. Each plug-in has a separate scope below the process. The scopes are
-closed in reverse order of opening, each within a deadline. A plug-in that fails or hangs does not affect the others.
-Running plug-ins are listed in the ledger as `plug-in`.
+`open` creates and starts a plug-in within its deadlines. On failure, it records the fault with its file and line and
+raises `PluginFailed`; it can be called again later. Each plug-in has its own scope below the process scope. These
+scopes are closed in reverse order of opening, each within a deadline. A plug-in that fails or hangs does not affect the
+others. Running plug-ins are listed in the ledger as `plug-in`.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Deadlines(Frozen, frozen=True):
 
 
 class PluginFailed(TidegateError):
-    """The plug-in could not be made or started. The message names the file and line."""
+    """The plug-in could not be created or started. The message names the file and line."""
 
 
 class Plugin:
@@ -68,7 +68,7 @@ class Plugin:
         return self.use.name
 
     async def open(self) -> Any:
-        """Returns the plug-in's object. Makes and starts it if it is not running yet."""
+        """Returns the plug-in's object. Creates and starts it if it is not running yet."""
         async with self._opening:
             if self.object is None:
                 self.fault = ""
@@ -115,8 +115,8 @@ class Plugin:
         self.object = made
 
     def _checked(self, made: Any, place: str) -> tuple[Any, Any]:
-        """Checks that the object has every member its kind requires. Returns its `start` and `stop` methods, with None
-        for one that it does not define."""
+        """Checks that the object has every member that its kind requires. Returns its `start` and `stop` methods, or
+        None in place of a method that it does not define."""
         try:
             missing = missing_members(KINDS[self.use.kind], made)
             methods = getattr(made, "start", None), getattr(made, "stop", None)
@@ -182,7 +182,7 @@ class Plugin:
 
 
 class Plugins:
-    """The plug-ins of the process that the configuration uses."""
+    """The process's plug-ins: all those that the configuration uses."""
 
     def __init__(
         self,
@@ -215,16 +215,14 @@ class Plugins:
 
 
 def needed(use: PluginUse, fault: str) -> str:
-    """Returns the message that a plug-in cannot be used, with the agents that need it."""
+    """Returns a message that a plug-in cannot be used, with the agents that need it."""
     agents = f"the agents {', '.join(use.agents)} need" if len(use.agents) > 1 else f"the agent {use.agents[0]} needs"
-    return (
-        f"the plug-in {use.name!r} cannot be used, and {agents} it: {fault}; repair it, or remove it from {use.setting}"
-    )
+    return f"the plug-in {use.name!r} cannot be used, and {agents} it: {fault}; fix it, or remove it from {use.setting}"
 
 
 async def _caught(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
     """Awaits the call. Returns its result and its error, so that the error is reported by the caller and nowhere else.
-    This includes `SystemExit`, which would otherwise end the process."""
+    This includes `SystemExit`, which would otherwise terminate the process."""
     try:
         waiting = work()
         if not inspect.isawaitable(waiting):
@@ -232,7 +230,7 @@ async def _caught(work: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseExceptio
         return await waiting, None
     except (asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as error:  # any error of the plug-in
+    except BaseException as error:  # any error from the plug-in
         return None, error
 
 

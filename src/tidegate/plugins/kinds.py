@@ -1,7 +1,7 @@
 """The kinds of plug-ins, and the declaration that makes a function a plug-in.
 
-`KINDS` lists all kinds: a new kind requires an entry here, and code in the package that uses it. A plug-in is refused
-if it declares a newer version of the interface than `API_VERSION`.
+`KINDS` lists all kinds: a new kind requires an entry there, and code in the package that uses it. A plug-in is refused
+if it declares a newer interface version than `API_VERSION`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,9 +20,10 @@ Make = Callable[[PluginContext], Awaitable[Any]]
 
 
 class Kind(Frozen, frozen=True):
-    """One kind of plug-in. `members` are the attributes that its objects must have, as defined by the protocol
+    """A kind of plug-in. `members` are the attributes that its objects must have, as defined by the protocol
     `protocol`. `owner` is the package that uses the objects. `setting` is the setting that names plug-ins of this kind.
-    A broken plug-in prevents the start only if its kind is `required`; otherwise the owner can work without it."""
+    A broken plug-in prevents the gateway from starting only if its kind is `required`; otherwise, the owner can work
+    without it."""
 
     name: KindName
     title: str
@@ -70,8 +71,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 class PluginFactory(Frozen, frozen=True):
-    """A declared plug-in: the function that makes its object, the kind of that object, and the version of the interface
-    for which the function was written."""
+    """A declared plug-in: the function that creates its object, the object's kind, and the interface version for which
+    the function was written."""
 
     kind: str
     make: Make
@@ -79,14 +80,14 @@ class PluginFactory(Frozen, frozen=True):
 
     @property
     def place(self) -> str:
-        """The file and line of the function's definition."""
+        """The file and line where the function is defined."""
         code = getattr(self.make, "__code__", None)
         return f"{code.co_filename}, line {code.co_firstlineno}" if code is not None else repr(self.make)
 
 
 def plugin(kind: str, *, api: int = 1) -> Callable[[Make], PluginFactory]:
-    """Declares `async def make(ctx: PluginContext)` as a plug-in of this kind. `api` is the version of the interface
-    that it needs."""
+    """Declares `async def make(ctx: PluginContext)` as a plug-in of this kind. `api` is the interface version that it
+    needs."""
 
     def declare(make: Make) -> PluginFactory:
         return PluginFactory(kind=kind, make=make, api=api)

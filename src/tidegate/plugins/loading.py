@@ -1,8 +1,8 @@
-"""Finds and imports the plug-ins that the configuration names, without making their objects.
+"""Finding and importing the plug-ins named in the configuration, without creating their objects.
 
 The plug-in NAME is the file `plugins/NAME.py` in the home folder or, if there is no such file, an entry point NAME of
-an installed package in the group `tidegate.plugins`. Nothing else is imported. `load` returns a plug-in or raises
-`PluginInvalid` with one sentence that names the file and the line, within `IMPORT_SECONDS`.
+an installed package in the group `tidegate.plugins`. Nothing else is imported. Within `IMPORT_SECONDS`, `load` returns
+a plug-in or raises `PluginInvalid` with a one-sentence message that names the file and line.
 """
 
 import importlib.util
@@ -30,11 +30,11 @@ MESSAGE_CHARACTERS = 1000
 """Maximum length of a plug-in's error message; longer ones are shortened."""
 
 _CALLING = ("<frozen ", str(Path(importlib.util.__file__).parent), str(Path(__file__).parents[1]))
-"""The file names of Python's and the gateway's code that imports and calls plug-ins start with these."""
+"""Prefixes of the file names of Python's and the gateway's own code that imports and calls plug-ins."""
 
 
 class PluginUse(Frozen, frozen=True):
-    """A plug-in that the configuration names, and the agents that use it."""
+    """A plug-in named in the configuration, and the agents that use it."""
 
     kind: str
     name: str
@@ -47,7 +47,7 @@ class PluginUse(Frozen, frozen=True):
 
 
 class LoadedPlugin(NamedTuple):
-    """An imported plug-in. `file` is the file that it was imported from."""
+    """An imported plug-in. `file` is the file from which it was imported."""
 
     use: PluginUse
     factory: PluginFactory
@@ -65,7 +65,7 @@ class PluginInvalid(Misconfigured):
 def load(use: PluginUse, home: Path, *, within: float = IMPORT_SECONDS) -> LoadedPlugin:
     """Imports a plug-in and checks its declaration. Blocks: call it in a worker thread."""
     if not use.name.replace("-", "_").isidentifier():
-        raise PluginInvalid(f"{use.name!r} is not a valid name of a plug-in; use letters, digits, - and _", found=False)
+        raise PluginInvalid(f"{use.name!r} is not a valid plug-in name; use letters, digits, - and _", found=False)
     file = home / FOLDER / f"{use.name}.py"
     if file.is_file():
         module = _within_deadline(lambda: _run_file(file), str(file), within)
@@ -120,14 +120,14 @@ def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -
 
 
 def missing_members(kind: Kind, made: object) -> tuple[str, ...]:
-    """Returns the names of the attributes that this kind requires and the object lacks."""
+    """Returns the names of the attributes that this kind requires but the object lacks."""
     return tuple(name for name in kind.members if not hasattr(made, name))
 
 
 def place_of(error: BaseException, file: str, otherwise: str = "") -> str:
-    """Returns the file and line of an error. This is the innermost frame in the plug-in's file or, if there is none,
-    the innermost frame outside of the gateway and the import system. If there is no such frame either, returns
-    `otherwise` or `file`."""
+    """Returns the file and line of an error: the innermost frame in the plug-in's file or, if there is none, the
+    innermost frame outside of the gateway and the import system. If there is no such frame either, returns `otherwise`
+    or `file`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -152,9 +152,9 @@ def described(error: BaseException) -> str:
 
 def _run_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tidegate_plugin_{file.stem}", file)
-    assert spec is not None and spec.loader is not None  # its name ends with .py
+    assert spec is not None and spec.loader is not None  # the name ends with .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where classes with annotations as strings look for them
+    sys.modules[spec.name] = module  # classes with string annotations look for their names here
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -180,7 +180,9 @@ def _within_deadline(work: Callable[[], Any], origin: str, seconds: float) -> An
     thread.join(seconds)
     if thread.is_alive():
         place = _thread_place(thread, origin)
-        raise PluginInvalid(f"{place}: its import did not finish within {seconds:g} s; keep slow work out of it")
+        raise PluginInvalid(
+            f"{place}: its import did not finish within {seconds:g} s; avoid slow work during the import"
+        )
     if failure:
         error = failure[0]
         raise PluginInvalid(f"{place_of(error, origin)}: {described(error)}") from error

@@ -1,7 +1,8 @@
-"""The interfaces of memory providers and search indexes, and the values that they exchange with the gateway.
+"""The interfaces that memory providers and search indexes implement, and the values that they exchange with the
+gateway.
 
-The gateway decides whether an action is allowed before it calls a plug-in. It limits the time of every call and checks
-every result. An object may also have the methods `start` and `stop` without arguments (see `PluginContext`).
+Before it calls a plug-in, the gateway checks whether the action is allowed. It limits the time of every call and checks
+every result. An object may also have methods `start` and `stop` without arguments (see `PluginContext`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ Origin = Literal["tool", "person", "end"]
 
 
 class Note(Frozen, frozen=True):
-    """A note: a line of text with a number. `author` is the id of the principal who wrote it, directly or in the
+    """A note: a line of text with a number. `author` is the id of the principal who wrote it, either directly or in the
     conversation `session`. `by` is the author's display name."""
 
     id: int
@@ -47,8 +48,8 @@ class MemoryProvider(Protocol):
     "the memory does not answer"."""
 
     async def part(self, agent: str, principal: str) -> str:
-        """Returns the notes for the beginning of this agent's conversations with this person, as lines of text with the
-        most important first, or an empty string if there are none."""
+        """Returns the notes for the beginning of this agent's conversations with this person, as lines of text, most
+        important first, or an empty string if there are none."""
         ...
 
     async def listing(self, about: About, whose: str) -> Sequence[Note]: ...
@@ -73,7 +74,7 @@ class IndexHits(Frozen, frozen=True):
 
 
 class IndexedMessage(Frozen, frozen=True):
-    """A message as it is passed to an index. `message` is its number in the store, which hits refer to."""
+    """A message as passed to an index. `message` is its number in the store, to which hits refer."""
 
     message: int
     session: str
@@ -85,7 +86,7 @@ class IndexedMessage(Frozen, frozen=True):
 
 @runtime_checkable
 class SearchIndex(Protocol):
-    """Finds messages. `session` limits the search to one session; None searches all sessions of the principal."""
+    """Finds messages. `session` limits the search to one session; None searches all of the principal's sessions."""
 
     async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> IndexHits: ...
 

@@ -1,4 +1,4 @@
-"""Recall: search in earlier conversations, for agents. Imported only where an agent uses it."""
+"""Recall: lets agents search earlier conversations. Imported only if an agent uses it."""
 
 from tidegate.recall.recall import RecallService
 

@@ -1,11 +1,12 @@
 """Recall: the service behind the tools `context_search`, `context_describe` and `context_expand`.
 
-The principal and the session come only from the context of the call. A conversation can look up its own transcript. It
-can look up the transcripts of the same person's other conversations only if the agent's `recall` setting allows this.
-Everything else is reported as not found. Transcripts are never changed. A result is bounded, quotes messages
-(`render`), and says how to continue.
+The principal and the session are always taken from the call's context. A conversation can look up its own transcript,
+and the transcripts of the same person's other conversations if the agent's `recall` setting allows this. Everything
+else is reported as not found. Transcripts are never changed. Results are bounded, quote messages (`render`) and say how
+to continue.
 
-Process lifetime. The service holds only references to the plug-in index and to the vectors, if they are configured.
+The service lives as long as the process. It only holds references to the plug-in index and to the vectors, if they are
+configured.
 """
 
 from typing import TYPE_CHECKING
@@ -28,26 +29,26 @@ if TYPE_CHECKING:
 
 QUERY_CHARACTERS = 1000
 LIMIT = 50
-"""The most hits in one result."""
+"""Maximum number of hits in one result."""
 READ_ROWS = 200
 READ_BYTES = 512 * 1024
-"""The most bytes of messages in one read: more than a result contains."""
+"""Maximum number of bytes of messages in one read: more than a result contains."""
 LISTED = 100
-"""The most summaries in one result."""
+"""Maximum number of summaries in one result."""
 COUNTED = 20_000
-"""The longest span of positions whose messages are counted. A longer span is described only by its first and last
-position."""
+"""Maximum length of a span of positions whose messages are counted. A longer span is described only by its first and
+last position."""
 BEGINNING = 200
-"""The number of characters of a summary's text that a list shows."""
+"""Number of characters of a summary's text shown in a list."""
 RESERVE = 512
-"""Bytes of a result that are reserved for its last line."""
+"""Number of bytes reserved for a result's last line."""
 RESERVED_LINES = 8
 LEAST_LINES = 4
-"""The fewest lines of a page that leave room for a line of a message."""
+"""Minimum number of lines of a page, to leave room for one line of a message."""
 
 
 class TranscriptSpan(Frozen, frozen=True):
-    """The positions of a session to show. The first message is shown from the character `offset` on."""
+    """The range of positions to show from a session. The first message is shown starting at character `offset`."""
 
     session: str
     first: int
@@ -108,7 +109,7 @@ class RecallService:
             page.add(hit.heading, line)
             shown += 1
         found = f"{shown} place{'s' * (shown != 1)}" if shown else "nothing found"
-        end = f"; there may be more: go on with after={after!r}" if after is not None else "; that is all"
+        end = f"; there may be more: continue with after={after!r}" if after is not None else "; that is all"
         page.add(f"[{'; '.join((found, *stage.notes))}{end}]")
         return page.text()
 
@@ -154,7 +155,7 @@ class RecallService:
         for place, row in enumerate(following):
             about, text = summary_heading(db, session, row), render.QUOTE + render.one_line(row.text[:BEGINNING])
             if place and (place == LISTED or not page.fits(about, text)):
-                page.add(f"[{len(following) - place} more; go on with after={following[place - 1].last}]")
+                page.add(f"[{len(following) - place} more; continue with after={following[place - 1].last}]")
                 return
             page.add(about, text)
 
@@ -225,8 +226,8 @@ class RecallService:
         return reached if reached < total else None
 
     def _page(self) -> RenderedPage:
-        """Returns a page that is short enough to be shown in full. Longer results would go to the spool and be shown as
-        excerpts."""
+        """Returns a page that is short enough to be shown in full. Longer results would be written to the spool and
+        shown as excerpts."""
         most, lines = self._spool.excerpt_bytes, self._spool.excerpt_lines
         return RenderedPage(max(most - RESERVE, most * 3 // 4), max(lines - RESERVED_LINES, lines // 2, LEAST_LINES))
 
@@ -249,7 +250,7 @@ def _go_on(wanted: TranscriptSpan, place: int, reached: int) -> str:
         arguments.insert(0, f"summary={wanted.summary}")
     if wanted.last is not None and wanted.summary is None:
         arguments.append(f"last={wanted.last}")
-    return f"[there is more; go on with {', '.join(arguments)}]"
+    return f"[there is more; continue with {', '.join(arguments)}]"
 
 
 def summary_heading(db: Db, session: str, row: SummaryRow) -> str:

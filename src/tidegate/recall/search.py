@@ -1,9 +1,9 @@
-"""Search in earlier messages: ranked (also by vectors, if there are any), by all words, by a regular expression or by a
-plug-in index. It is followed by a search in the tool results in the spool.
+"""Search of earlier messages: ranked (also by vectors, if there are any), for all words, with a regular expression or
+with a plug-in index. It is followed by a search of the spooled tool results.
 
-Only visible messages of the requesting principal are read. Undone messages and messages of the requesting turn are not.
-Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that continues
-after it, so nothing is skipped. Regular expressions run in worker threads. Searches share no state.
+Only the requesting principal's visible messages are read; undone messages and messages of the requesting turn are
+excluded. Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that
+continues after it, so nothing is skipped. Regular expressions run in worker threads. Searches share no state.
 """
 
 import itertools
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from tidegate.recall.vectors import MessageVectors
 
 PATTERN_SECONDS = 15.0
-"""Time limit for searching messages with a regular expression, and again for searching results. After that, the search
-reports how far it got."""
+"""Time limit for searching messages with a regular expression, and another one for searching results. After that, the
+search reports how far it got."""
 TEXTS_BYTES = 2 * 1024 * 1024
 TEXTS = 5_000
-"""The number of messages to which one worker thread applies a regular expression."""
+"""Number of messages to which one worker thread applies a regular expression."""
 SESSIONS = 5_000
-"""The number of sessions in which one read looks for messages or results. This takes about ten milliseconds."""
+"""Number of sessions in which one read looks for messages or results, which takes about ten milliseconds."""
 FILES = 50
-"""The number of results that one worker thread searches."""
+"""Number of results that one worker thread searches."""
 _PUNCTUATION = " \t\n.,;:!?\"'*()[]"
 INDEX_AFTER = 1_000
-"""The most characters of a plug-in index's cursor."""
+"""Maximum length of a plug-in index's cursor, in characters."""
 
 _CURSORS = re.compile(
     r"[wv](?P<entry>\d{1,19})|[km](?P<rank>\d{1,4})|x(?P<number>\d{1,10})\.(?P<place>\d{1,19})|i(?P<skip>\d{1,4})\.(?P<after>.*)"
@@ -67,12 +67,12 @@ SearchKind = Literal["ranked", "exact", "regex"]
 """`ranked` finds the messages that best match any of the words, `exact` those that contain all words, and `regex` those
 that match a regular expression."""
 _KINDS: dict[SearchKind, str] = {"ranked": "kmixr", "exact": "wvxr", "regex": "xr"}
-"""The first letters of the cursors of each kind."""
+"""The initial letters of each kind's cursors."""
 
 
 class SearchRequest(Frozen, frozen=True):
     """The query, the requesting principal, and the scope: only the requesting session `own` or, with `everywhere`, all
-    sessions of the principal."""
+    of the principal's sessions."""
 
     principal: str
     own: str
@@ -85,7 +85,8 @@ class SearchRequest(Frozen, frozen=True):
 
     @property
     def pattern(self) -> str:
-        """The regular expression that texts must match: the query, or its text if it has no words to look up."""
+        """The regular expression that texts must match: the query, or its literal text if it contains no words to look
+        up."""
         if self.kind == "regex":
             return self.query
         return "(?i)" + r"\s+".join(map(re.escape, (self.query.strip(_PUNCTUATION) or self.query).split()))
@@ -104,13 +105,14 @@ class ShownHit(Frozen, frozen=True):
 
 
 class SearchStage(Frozen, frozen=True):
-    """The hits and remarks of one stage. `after` is the cursor to continue from, or None if the stage is complete."""
+    """The hits and remarks from one stage. `after` is the cursor from which to continue, or None if the stage is
+    complete."""
 
     hits: tuple[ShownHit, ...]
     after: str | None
     notes: tuple[str, ...] = ()
     goes_on: bool = False
-    """True if `after` is the beginning of another stage, which belongs to the same search."""
+    """True if `after` is the beginning of the search's next stage."""
 
 
 class MessageSearch:
@@ -148,7 +150,7 @@ class MessageSearch:
     async def _stage(self, request: SearchRequest, at: str, limit: int) -> SearchStage:
         found = _CURSORS.fullmatch(at)
         if found is None or at[0] not in _KINDS[request.kind]:
-            raise ToolFailed("context_search: after must come from the last answer to the same search")
+            raise ToolFailed("context_search: after must come from the last result of the same search")
         if at[0] in "km":
             return await self._ranked(request, int(found["rank"]), limit, fused=at[0] == "m")
         if at[0] in "wv":
@@ -261,7 +263,7 @@ class MessageSearch:
                 of, at_place, heading, _ = said[spot.number]
                 hits.append(ShownHit(heading=heading, excerpt=spot.text, after=f"x{of}.{at_place}"))
             if spots.next is not None:
-                # The message before it was searched, so the search continues behind that.
+                # The message before it has been searched, so the search continues after that message.
                 last = said[spots.next[0] - 1][:2] if spots.next[0] else begun
                 late = _late(0.0 if spots.late else 1.0)
                 return SearchStage(hits=tuple(hits), after=f"x{last[0]}.{last[1]}", notes=(*left_behind, *late))
@@ -278,7 +280,9 @@ class MessageSearch:
         while at is not None:
             found = await self._store.read(_files, request, *at)
             if found is None:
-                raise ToolFailed("context_search: the result to continue from is gone; search again without after")
+                raise ToolFailed(
+                    "context_search: the result from which to continue no longer exists; search again without after"
+                )
             rows, following, words = found
             left = until - time.monotonic()
             if rows and (left <= 0 or len(hits) >= limit):
@@ -287,7 +291,7 @@ class MessageSearch:
             if rows:
                 spots = await self._search_files(request, rows, byte, limit - len(hits), left, words)
                 hits += (_result(request, rows, spots, place) for place in range(len(spots.found)))
-                notes += (f"the file of {rows[gone][1].id} is no longer there" for gone in spots.gone)
+                notes += (f"the file of {rows[gone][1].id} no longer exists" for gone in spots.gone)
                 if spots.next is not None:
                     of, row = rows[spots.next[0]]
                     late = _late(0.0 if spots.late else 1.0)
@@ -329,13 +333,13 @@ def _behind(left: int) -> tuple[str, ...]:
 
 
 def _late(left: float) -> tuple[str, ...]:
-    return (f"not all was searched in {PATTERN_SECONDS:g} s",) if left <= 0 else ()
+    return (f"not everything was searched in {PATTERN_SECONDS:g} s",) if left <= 0 else ()
 
 
 def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: SearchMatches, place: int) -> ShownHit:
     spot = spots.found[place]
     number, row = rows[spot.number]
-    # The next hit, or the byte behind this one, so that no hit is repeated or skipped.
+    # Continue at the next hit or, if there is none, at the next byte, so that no hit is repeated or skipped.
     then = spots.found[place + 1] if place + 1 < len(spots.found) else None
     after = f"r{number}.{row.id}.{spot.byte + 1}"
     if then is not None:
@@ -352,8 +356,8 @@ def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: S
 def _ranked_hits(
     db: Db, request: SearchRequest, skip: int, limit: int, vector: QueryVector | None
 ) -> tuple[list[ShownHit], bool] | None:
-    """Returns the hits with the ranks from `skip` on, and whether there are more. Returns None if the query has neither
-    a word to look up nor a vector."""
+    """Returns the hits from rank `skip` on, and whether there are more. Returns None if the query contains no words to
+    look up and has no vector."""
     analyzer = search_index.analyzer(db)
     now = time.time()
     question = ranking.Question(request.query, analyzer, now)
@@ -385,7 +389,8 @@ def _ranked_hits(
 def _word_hits(
     db: Db, request: SearchRequest, below: int, limit: int, *, former: bool
 ) -> tuple[list[ShownHit], int | None] | None:
-    """Returns the next hits, and the entry to continue from. Returns None if the query contains no word to look up."""
+    """Returns the next hits, and the entry from which to continue. Returns None if the query contains no words to look
+    up."""
     analyzer = search_index.analyzer(db)
     query = AllWords(request.query, analyzer)
     if not query.match:
@@ -439,7 +444,7 @@ def _may_read(db: Db, request: SearchRequest, session: str) -> bool:
 def _texts(
     db: Db, request: SearchRequest, number: int, place: int
 ) -> tuple[list[tuple[int, int, str, str]], tuple[int, int] | None]:
-    """Returns the next messages (session number, position, heading, text), and the place to continue from."""
+    """Returns the next messages (session number, position, heading, text), and the position from which to continue."""
     found: list[tuple[int, int, str, str]] = []
     size = looked = 0
     walk, following = _walk(db, request, number)
@@ -459,7 +464,7 @@ def _texts(
 
 
 def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, str]], int | None]:
-    """Returns the next sessions to search, starting at `number`, and the number to continue from."""
+    """Returns the next sessions to search, starting at `number`, and the number from which to continue."""
     if not request.everywhere:
         return [(number, request.own)], None
     below = search_index.sessions_below(db, request.principal, number + 1, SESSIONS)
@@ -468,7 +473,7 @@ def _walk(db: Db, request: SearchRequest, number: int) -> tuple[list[tuple[int, 
 
 
 def _line_words(db: Db, request: SearchRequest) -> list[str]:
-    """Returns the words that a line of a result must contain."""
+    """Returns the words that a line in a result must contain."""
     analyzer = search_index.analyzer(db)
     if request.kind == "exact":
         return AllWords(request.query, analyzer).shown
@@ -481,8 +486,8 @@ def _line_words(db: Db, request: SearchRequest) -> list[str]:
 def _files(
     db: Db, request: SearchRequest, number: int, id: str
 ) -> tuple[list[tuple[int, SpooledRow]], tuple[int, str] | None, tuple[str, ...]] | None:
-    """Returns the next results, starting with the result `id`, each with its session number. Also returns the place to
-    continue from, and the words of the query. Returns None if the result to start from no longer exists."""
+    """Returns the next results, starting with the result `id`, each with its session number. Also returns the position
+    from which to continue, and the query's words. Returns None if the first result no longer exists."""
     words = tuple(_line_words(db, request))
     if not (words or request.kind == "regex"):
         return [], None, ()

@@ -1,8 +1,8 @@
-"""A search index that is a plug-in, such as a vector index or an external service.
+"""Search indexes provided by plug-ins, such as a vector index or an external service.
 
 Every call to the index has a time limit, and the number of concurrent calls is bounded. Its results are only claims,
 which the caller checks against the store. The index receives every message from the store at least once, in order and
-outside of turns. The host of plug-ins starts and stops it.
+outside of turns. The plug-in host starts and stops the index.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ SECONDS = 5.0
 ADD_SECONDS = 60.0
 """Time limit for one batch, which may require a call to an external service."""
 AT_ONCE = 8
-"""The most concurrent calls. While this many calls are unanswered, the index is not called again."""
+"""Maximum number of concurrent calls. While this many calls are unanswered, the index is not called again."""
 BATCH = 200
 BATCH_CHARACTERS = 1_000_000
-"""The most characters of messages in one batch."""
+"""Maximum number of characters of messages in one batch."""
 BATCHES = 20
-"""The most batches in one run of the timer."""
+"""Maximum number of batches in one run of the timer."""
 
 
 class IndexUnanswered(Exception):
-    """The index did not return a usable response. The text gives the reason, as the end of a sentence."""
+    """The index did not return a usable response. The message is the reason, phrased as the end of a sentence."""
 
 
 class PluginIndex:
@@ -55,7 +55,7 @@ class PluginIndex:
         return self._plugin.object is not None
 
     async def search(self, query: str, *, principal: str, session: str | None, limit: int, after: str) -> IndexHits:
-        """Returns the hits. Raises IndexUnanswered if the index fails, hangs or returns something invalid."""
+        """Returns the hits. Raises IndexUnanswered if the index fails, hangs or returns an invalid result."""
         index: SearchIndex | None = self._plugin.object
         if index is None:
             raise IndexUnanswered("is not open")
@@ -69,7 +69,7 @@ class PluginIndex:
         return found
 
     async def _bounded(self, ask: Callable[[], Any], seconds: float) -> Any:
-        """Calls the index in a task of the process, with a time limit. A call that does not end when it is cancelled is
+        """Calls the index in a task of the process, with a time limit. A call that ignores its cancellation is
         abandoned."""
         if len(self._calls) >= AT_ONCE:
             raise IndexUnanswered(f"has {AT_ONCE} unanswered calls")
@@ -89,7 +89,7 @@ class PluginIndex:
         return found
 
     async def feed(self) -> int:
-        """Sends new messages to the index and returns how many it accepted. A batch that it does not accept is sent
+        """Sends new messages to the index and returns how many it accepted. Batches that it does not accept are sent
         again later."""
         index: SearchIndex | None = self._plugin.object
         fed = 0
@@ -111,8 +111,8 @@ class PluginIndex:
         return fed
 
     async def forget(self, session: str) -> None:
-        """Notifies the index that a session was deleted. If the index fails to remove the session, its hits are still
-        not shown, since each hit is checked."""
+        """Notifies the index that a session was deleted. Even if the index fails to remove the session, its hits are
+        not shown, since every hit is checked."""
         index: SearchIndex | None = self._plugin.object
         if isinstance(index, UpdatableIndex):
             try:
@@ -131,5 +131,5 @@ async def _caught(ask: Callable[[], Any]) -> Any:
     """Awaits the call, and returns an error as a value, so that the error is reported only where the call was made."""
     try:
         return await ask()
-    except Exception as error:  # any error of the plug-in
+    except Exception as error:  # any error from the plug-in
         return error

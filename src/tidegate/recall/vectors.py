@@ -33,16 +33,16 @@ QUERY_SECONDS = 3.0
 QUERY_BYTES = 2_000
 """The part of a query that gets a vector."""
 QUERIES = 64
-"""The number of queries whose vectors are kept, since further pages of a search use the same one."""
+"""Number of queries whose vectors are kept, since further pages of a search use the same one."""
 BATCH_SECONDS = 15.0
 """The time limit for the vectors of one batch."""
 CALLS = 20
-"""The most calls in one run of the timer."""
+"""Maximum number of calls in one run of the timer."""
 RUN_SECONDS = 10.0
 """The time after which a run of the timer makes no further calls. Together with the limit of the last one, it is less
 than the time after which a timer counts as hung."""
 TEXT_BYTES = 8_000
-"""The most bytes of a message that get a vector: about two thousand tokens."""
+"""Maximum size of a message part that gets a vector: about two thousand tokens."""
 LEAST_TEXT_BYTES = 250
 """Texts are not cut to less than this, however short the model's window is."""
 WINDOW_SHARE = 0.75

@@ -1,8 +1,8 @@
-"""Secrets, keys, principals, approval policies, and the redacted log.
+"""Secrets, keys, principals, approval policies and the redacted log.
 
-A secret is in memory only as a `Secret`, whose text is available only through `reveal()`. Everything that is logged
-passes through a `Redactor`. A key is stored only as its digest and compared in constant time. Identity is a `Principal`
-passed as an argument, never ambient state.
+In memory, a secret exists only as a `Secret`, whose text is available only through `reveal()`. Everything that is
+logged passes through a `Redactor`. A key is stored only as its digest and compared in constant time. Identity is a
+`Principal` passed as an argument, never ambient state.
 """
 
 from tidegate.security.keys import CODE_SECONDS, digest, make_code, make_key, make_page_token, same

@@ -1,10 +1,10 @@
-"""Public and private IP addresses: which ones agents may reach.
+"""Public and private IP addresses, and which of them agents may reach.
 
-A public address is reachable by anybody, so it gives no access to services of this machine or its network. The
-functions are pure and depend only on the numeric address, however it is written. An address that is not known to be
-public counts as private; an IPv6 address that contains an IPv4 address is judged by the address that would be reached.
-The tables are our own, so that every Python version gives the same result. The network of sandboxes is filtered by the
-same tables (`workspaces/backends/sandbox_network.py`).
+Anybody can reach a public address, so it gives no access to services on this machine or in its network. The functions
+are pure and depend only on the numeric address, however it is written. An address that is not known to be public counts
+as private; an IPv6 address that contains an IPv4 address is judged by the address that would be reached. The tables are
+our own, so that results do not depend on the Python version. The sandboxes' network is filtered with the same tables
+(`workspaces/backends/sandbox_network.py`).
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ V4 = MappingProxyType(
             "10.0.0.0/8": "private",
             "100.64.0.0/10": "shared by a carrier's customers",  # one cloud's metadata is here
             "127.0.0.0/8": "loopback",
-            "168.63.129.16/32": "metadata",  # public by number, but internal in every machine of one cloud
+            "168.63.129.16/32": "metadata",  # public by number, but internal on every machine in one cloud
             "169.254.0.0/16": "link-local or metadata",
             "172.16.0.0/12": "private",
             "192.0.0.0/24": "reserved",  # one cloud's metadata is here
@@ -39,7 +39,7 @@ V4 = MappingProxyType(
 )
 
 GLOBAL = ipaddress.IPv6Network("2000::/3")
-"""The range from which public IPv6 addresses are assigned. The rest is for hosts, links, sites and groups."""
+"""The range from which public IPv6 addresses are assigned. All others are for hosts, links, sites and groups."""
 
 V6 = MappingProxyType(
     {
@@ -61,10 +61,10 @@ V6 = MappingProxyType(
         }.items()
     }
 )
-"""The kinds of non-public IPv6 networks. The order matters: the first match names the kind."""
+"""The kinds of non-public IPv6 networks. The order matters: the first match determines the kind."""
 
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""The range through which networks without IPv4 reach IPv4 addresses: the last 32 bits are the IPv4 address."""
+"""The range through which networks without IPv4 reach IPv4 addresses, with the IPv4 address in the last 32 bits."""
 
 ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 """The upper halves of interface identifiers that denote a tunnel to the IPv4 address in the lower half."""
@@ -76,8 +76,9 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def refusal(text: str, allowed: Sequence[Network] = ()) -> str:
-    """Returns the kind of an address that is neither public nor in `allowed`; empty if it may be reached. Text that is
-    not an address in canonical form is refused: another resolver might read it as a different address."""
+    """Returns the kind of an address that is neither public nor in `allowed`, or an empty string if it may be reached.
+    Text that is not an address in canonical form is refused, because another resolver might interpret it as a different
+    address."""
     if "%" in text:
         return "bound to a link"
     try:
@@ -91,7 +92,7 @@ def refusal(text: str, allowed: Sequence[Network] = ()) -> str:
 
 
 def _unmapped(address: Address) -> Address:
-    """Returns the IPv4 address that a mapped IPv6 address contains, since the kernel treats it as IPv4."""
+    """Returns the IPv4 address contained in a mapped IPv6 address, since the kernel treats it as IPv4."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address

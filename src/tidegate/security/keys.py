@@ -1,4 +1,4 @@
-"""API keys, one-time codes and page tokens, which are stored only as digests.
+"""API keys, one-time codes and page tokens. They are stored only as digests.
 
 Different tokens have different digests, and neither a digest nor a comparison reveals anything about a token. The
 digest is a plain SHA-256: our tokens have over 200 random bits, so a slow hash would add nothing.
@@ -14,10 +14,9 @@ KEY_PREFIX = "tg_"
 CODE_PREFIX = "tgc_"
 PAGE_PREFIX = "tgp_"
 KEY_LENGTH = 40
-"""The number of random characters in a key. They have 238 bits and cannot be guessed; a double click selects all of
-them."""
+"""Number of random characters in a key. Their 238 bits cannot be guessed; a double click selects all of them."""
 CODE_SECONDS = 900.0
-"""How long a one-time link works: long enough to open it. If it expires, one command creates another."""
+"""How long a one-time link works: long enough to open it. If it expires, a command creates another one."""
 
 
 def make_key() -> str:
@@ -31,7 +30,7 @@ def make_code() -> str:
 
 
 def make_page_token() -> str:
-    """Returns a new page token, the half of a browser's sign-in that is sent as a header."""
+    """Returns a new page token: the half of a browser's sign-in that is sent as a header."""
     return PAGE_PREFIX + _random(KEY_LENGTH)
 
 
@@ -50,5 +49,5 @@ def _random(length: int) -> str:
 
 
 def _as_bytes(token: bytes | str) -> bytes:
-    # The text of a header may contain anything, even lone surrogates; each must map to different bytes.
+    # A header's text may contain anything, even lone surrogates; different texts must map to different bytes.
     return token.encode("utf-8", "surrogatepass") if isinstance(token, str) else bytes(token)

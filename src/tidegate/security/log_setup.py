@@ -1,13 +1,13 @@
 """Logging setup: one handler for everything the process logs, with redaction as its last step.
 
-Every line, including those of libraries, passes through the redactor twice: as values, while the structure is known,
-and as the finished line. In JSON format a record is one line. In text format control characters are escaped, so that
-nothing logged can look like a separate line. Logging never raises and never waits for the reader of the log: lines that
-cannot be written are counted, and the count is reported with the next line that is written. Bodies of requests and
+Every line, including lines from libraries, passes through the redactor twice: as values while the structure is still
+known, and as the finished line. In JSON format, a record is one line. In text format, control characters are escaped,
+so that nothing logged can look like a separate line. Logging never raises and never waits for the log's reader: lines
+that cannot be written are counted, and the count is reported with the next line that is written. Request bodies and
 messages are not logged. At most `REPEATS` lines of one kind are written in `REPEAT_SECONDS`. Further lines are counted,
-and the count is written when that time is over.
+and their number is written when that time is over.
 
-Logging is global to a process: `configure_logging` sets it up and returns a function that undoes it.
+Logging is global to the process: `configure_logging` sets it up and returns a function that undoes it.
 """
 
 import logging
@@ -30,11 +30,11 @@ from tidegate.security.redactor import Redactor
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _NAMES = {number: name for name, number in _LEVELS.items()}
-_OWN = "tidegate"  # parent of our own loggers
+_OWN = "tidegate"  # the parent of our own loggers
 _WORD = re.compile(r"[^\s\"'=]+")
 
 PIECE_CHARACTERS = 1024
-"""The number of characters per write. A pipe that polls as writable takes 4096 bytes, and a character has at most
+"""Number of characters per write. A pipe that polls as writable accepts 4096 bytes, and a character has at most
 four."""
 
 REPEATS, REPEAT_SECONDS = 30, 60.0
@@ -42,7 +42,7 @@ REPEATS, REPEAT_SECONDS = 30, 60.0
 disk."""
 KIND_CHARACTERS = 200
 KINDS = 1000
-"""The number of kinds of lines that are counted separately: about as many as the code has."""
+"""The number of kinds of lines that are counted separately: about as many as there are in the code."""
 
 Event = dict[str, Any]
 Kind = tuple[str, int, str, type | None]
@@ -83,7 +83,7 @@ class _Sink:
         self.lost = 0
 
     def write(self, event: Event) -> None:
-        # The last step, over the finished line: a secret that was assembled on the way is found here.
+        # The last step checks the finished line, to find secrets that were put together along the way.
         line = self._redactor.text(self._render(self._redactor.value(event)))
         if self.lost:
             loss: Event = {"level": "warning", "event": "log lines were lost", "lines": self.lost}
@@ -105,8 +105,8 @@ class _Sink:
 
 
 def _has_room(stream: TextIO) -> bool:
-    """True if a piece can be written without waiting. A pipe whose reader has stopped would block the event loop. A
-    stream without a descriptor is always writable; a closed one raises when it is written to."""
+    """True if a piece can be written without waiting. A pipe whose reader has stopped reading would block the event
+    loop. A stream without a descriptor is always writable; a closed one raises when it is written to."""
     try:
         descriptor = stream.fileno()
     except OSError:
@@ -117,8 +117,7 @@ def _has_room(stream: TextIO) -> bool:
 
 
 class _Handler(logging.Handler):
-    """Turns records into events. Our own records have named values; those of libraries have the name of their
-    logger."""
+    """Turns records into events. Our own records have named values; records from libraries have their logger's name."""
 
     def __init__(self, sink: _Sink, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -132,7 +131,7 @@ class _Handler(logging.Handler):
             self._write(_event, record)
 
     def report_repeats(self) -> None:
-        """Writes how often each kind of line was repeated without being written."""
+        """Writes how many lines of each kind were suppressed."""
         with self.lock or nullcontext():
             self._report_repeats(before=math.inf)
 
@@ -149,7 +148,7 @@ class _Handler(logging.Handler):
         return known.lines <= REPEATS
 
     def _report_repeats(self, before: float) -> None:
-        # Ordered by start, so the first younger one ends the search.
+        # They are ordered by start, so the search can stop at the first younger one.
         while self._repeated:
             kind, oldest = next(iter(self._repeated.items()))
             if oldest.since > before:
@@ -165,16 +164,16 @@ class _Handler(logging.Handler):
     def _write(self, make: Callable[[logging.LogRecord], Event], record: logging.LogRecord) -> None:
         try:
             self._sink.write(make(record))
-        except Exception as error:  # a value that cannot be shown must not lose the line
+        except Exception as error:  # a value that cannot be formatted must not cause the line to be lost
             self._sink.write(_plain(record, f"a log line could not be formatted ({type(error).__name__})"))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        # The inherited method prints the record with its arguments, unredacted.
+        # The inherited method would print the record with its arguments, unredacted.
         self._sink.lost += 1
 
 
 class _Repeated:
-    """The counter of one kind of line: when counting began, how many lines there were, and the last line that was not
+    """The counter for one kind of line: when counting began, how many lines there were, and the last line that was not
     written."""
 
     __slots__ = ("last", "lines", "since")
@@ -186,7 +185,7 @@ class _Repeated:
 
 
 def _kind(record: logging.LogRecord) -> Kind:
-    """Returns the kind of a line. Lines are of the same kind if they have the same logger, level, message and exception
+    """Returns a line's kind. Lines are of the same kind if they have the same logger, level, message and exception
     type, whatever their values."""
     said = record.args[0] if hasattr(record, VALUES) and isinstance(record.args, tuple) and record.args else record.msg
     words = said.partition("\n")[0][:KIND_CHARACTERS] if isinstance(said, str) else type(said).__name__
@@ -196,7 +195,7 @@ def _kind(record: logging.LogRecord) -> Kind:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # a wrong format string must neither fail nor lose the line
+    except Exception as error:  # a wrong format string must not cause an error or the loss of the line
         return f"{record.msg!r} could not be formatted: {type(error).__name__}"
 
 
@@ -228,12 +227,12 @@ def _nearest_level(number: int) -> int:
 def _render_json(event: Event) -> str:
     first = {name: event.pop(name, "") for name in ("timestamp", "level", "event")}
     plain = msgspec.json.encode(_encodable({**first, **event}), enc_hook=repr)
-    # JSON has control characters only inside strings, where they may be escaped.
+    # In JSON, control characters occur only inside strings, where they may be escaped.
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", plain.decode())
 
 
 def _encodable(value: Any) -> Any:
-    """Makes a value encodable: text with lone surrogates cannot be encoded, and integers beyond 64 bits are not
+    """Makes a value encodable: text with lone surrogates cannot be encoded, and integers with more than 64 bits are not
     portable in JSON."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()

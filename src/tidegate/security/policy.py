@@ -1,12 +1,12 @@
-"""The approval policy: decides from rules and a mode whether one exact action of a tool needs approval.
+"""The approval policy: decides, based on rules and a mode, whether an exact tool action needs approval.
 
-The decision is a pure function: the same rules, mode and action give the same verdict everywhere. Rules take precedence
-over the mode, the first matching rule decides, and a denial is final. A policy is a convenience on top of the sandbox
-and not a security boundary: a rule about a command's text can be bypassed by writing the command differently. The
-sandbox enforces what must not happen; `deny` only keeps an action from being tried.
+The decision is a pure function: the same rules, mode and action always result in the same verdict. Rules take
+precedence over the mode, the first matching rule decides, and a denial is final. A policy is a convenience on top of
+the sandbox, not a security boundary: a rule about a command's text can be bypassed by writing the command differently.
+The sandbox prevents what must not happen; `deny` only keeps an action from being attempted.
 
 A rule is one line: a decision, its subject, and conditions that must all hold. A pattern extends to the next condition,
-so it may contain spaces; in quotes (with `\\` before a quote or a `\\`) it may contain anything.
+so it may contain spaces; in quotes (with `\\` before a quote or a `\\`), it may contain anything.
 
     allow  effect:read
     ask    terminal  command=git push*
@@ -29,7 +29,7 @@ Mode = Literal["strict", "balanced", "autonomous"]
 _DECISIONS: tuple[str, ...] = get_args(Decision)
 _EFFECTS = ("read", "write", "execute", "network")
 
-_TOOL = re.compile(r"[A-Za-z0-9_\-*?\[\]!]+")  # characters of tool names and patterns
+_TOOL = re.compile(r"[A-Za-z0-9_\-*?\[\]!]+")  # characters in tool names and patterns
 _CHANNEL = re.compile(r"channel:(\S*)(?:\s+|$)")
 _ARGUMENT = re.compile(r"([^\W\d]\w*)=")
 _NEXT = re.compile(r"\s+(?=channel:|[^\W\d]\w*=)")
@@ -42,17 +42,18 @@ _SHELL = re.compile(r"""[;&|<>$`(){}\\'"#\n\r\0]""")  # characters that end, joi
 
 class Action(Frozen, frozen=True):
     """A tool call before it is made. `contained` is true if its changes stay in the session's workspace and everything
-    that it executes runs in a sandbox."""
+    that it executes runs in a sandbox. `asks` is true if the tool declares that its calls need an approval."""
 
     tool: str
     effect: str
     arguments: Mapping[str, Any]
     channel: str
     contained: bool
+    asks: bool = False
 
 
 class PolicyVerdict(Frozen, frozen=True):
-    """A decision; `because` names the rule or the mode that led to it."""
+    """A decision. `because` names the rule or mode that led to it."""
 
     decision: Decision
     because: str
@@ -76,7 +77,7 @@ class PolicyRule(Frozen, frozen=True):
         )
 
     def _matches(self, action: Action, name: str, pattern: str) -> bool:
-        """Compares one value with a pattern. A value that is not text is compared in its JSON form; a missing one
+        """Compares one value with a pattern. A value that is not text is compared in its JSON form; a missing value
         matches nothing. In an `allow` rule, a wildcard in a command never matches a character that ends or joins
         commands in a shell, and a wildcard in a path never matches `..`."""
         value = action.arguments.get(name)
@@ -132,7 +133,11 @@ def strictest(verdicts: Iterable[PolicyVerdict]) -> PolicyVerdict:
 
 
 def _by_mode(mode: Mode, action: Action) -> Decision:
-    if mode == "autonomous" or action.effect == "read":
+    if mode == "autonomous":
+        return "allow"
+    if action.asks:
+        return "ask"
+    if action.effect == "read":
         return "allow"
     if mode == "strict":
         return "ask"
@@ -164,7 +169,7 @@ def _pattern(text: str, name: str, rest: str) -> tuple[str, str]:
     end = _NEXT.search(rest)
     pattern, rest = (rest, "") if end is None else (rest[: end.start()], rest[end.end() :])
     if not pattern or pattern[0].isspace():
-        raise _wrong(text, f'has no pattern for {name}; write {name}=* for any, {name}="" for an empty one')
+        raise _wrong(text, f'has no pattern for {name}; write {name}=* for any value, {name}="" for an empty one')
     return pattern, rest
 
 
@@ -179,11 +184,11 @@ def _wrong(text: str, what: str) -> Misconfigured:
 
 
 def _adds_to_shell(text: str, pattern: str) -> bool:
-    """True if a wildcard matches a shell character. This is so if the text contains more of these characters than the
+    """True if a wildcard matches a shell character, that is, if the text contains more of these characters than the
     pattern does literally."""
     return len(_SHELL.findall(text)) != len(_SHELL.findall(_WILDCARD.sub("", pattern)))
 
 
 def _climbs(text: str, pattern: str) -> bool:
-    """True if a wildcard matches a part of a path that leads to the folder above."""
+    """True if a wildcard matches a part of a path that leads to the parent folder."""
     return text.split("/").count("..") > pattern.split("/").count("..")

@@ -1,4 +1,4 @@
-"""Principals, their roles, and the rights of each role.
+"""Principals, their roles, and each role's rights.
 
 `RIGHTS` is the only definition of what a role may do; all other code calls `may` or `require`. A principal owns
 sessions, idempotency keys and budgets; its API keys can be added and revoked.
@@ -12,13 +12,14 @@ from tidegate.errors import NotAllowed
 from tidegate.values import Frozen
 
 UserRole = Literal["owner", "admin", "member", "guest"]
-Right = Literal["talk", "approve", "approve_outside", "see_usage", "pair", "configure"]
+Right = Literal["talk", "approve", "approve_outside", "approve_always", "see_usage", "pair", "configure"]
 
 RIGHTS: Mapping[Right, tuple[UserRole, ...]] = MappingProxyType(
     {
         "talk": ("owner", "admin", "member", "guest"),
         "approve": ("owner", "admin", "member"),
         "approve_outside": ("owner",),
+        "approve_always": ("owner", "admin"),
         "see_usage": ("owner", "admin"),
         "pair": ("owner", "admin"),
         "configure": ("owner",),
@@ -31,16 +32,17 @@ DESCRIPTIONS: Mapping[Right, str] = MappingProxyType(
         "talk": "talk to agents and answer their questions",
         "approve": "approve actions in your own conversations",
         "approve_outside": "approve effects outside the sandbox",
+        "approve_always": "approve actions for all conversations",
         "see_usage": "see the usage of all users and the gateway's status",
         "pair": "pair users and manage their keys",
         "configure": "configure the gateway and manage the conversations of all users",
     }
 )
-"""The name of each right in messages."""
+"""Each right's name in messages."""
 
 
 class Principal(Frozen, frozen=True):
-    """One caller. `agents` are the agents it may use; None means all."""
+    """A caller. `agents` are the agents that it may use; None means all."""
 
     id: str
     name: str
@@ -69,8 +71,8 @@ class Principal(Frozen, frozen=True):
 
 
 def may_grant(giver: Principal, role: UserRole) -> bool:
-    """True if the giver may make and revoke keys of that role. Only the owner may do so for roles that can manage keys
-    themselves."""
+    """True if the giver may create and revoke keys with that role. Only the owner may do so for roles that can manage
+    keys themselves."""
     return giver.may("configure") or (giver.may("pair") and role not in RIGHTS["pair"])
 
 

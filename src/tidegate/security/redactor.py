@@ -1,8 +1,8 @@
 """The redactor: removes secrets from log lines, errors, nested values and bytes.
 
 The output contains no known secret in plain, JSON, URL or base64 form, and nothing that looks like a credential, at any
-depth, in keys and values. It consists of plain, bounded values. It knows at most `KNOWN_AT_MOST` secrets. Secrets
-shorter than `SHORTEST` are ignored: replacing them would hide ordinary words and protect nothing.
+depth, in keys and values. It consists of plain, bounded values. The redactor knows at most `KNOWN_AT_MOST` secrets.
+Secrets shorter than `SHORTEST` are ignored, since replacing them would hide ordinary words and protect nothing.
 """
 
 import base64
@@ -21,12 +21,12 @@ from tidegate.security.secret import Secret
 HIDDEN = "[hidden]"
 SHORTEST = 4
 KNOWN_AT_MOST = 1024
-"""The maximum number of known secrets. A gateway has only a few; the bound keeps the pattern small."""
+"""Maximum number of known secrets. A gateway has only a few; the bound keeps the pattern small."""
 
 DEPTH = 8
 ITEMS = 200
 TEXT = 16 * 1024
-"""The bounds of one logged value: a log line must be readable, and a cyclic value must not be followed forever."""
+"""The bounds on one logged value: a log line must be readable, and cyclic values must not be followed forever."""
 
 _WORD = r"(?:[A-Z]?[a-z]{1,14}|[A-Z]{1,8})[.:!?)\]}`]*(?![^\s\"',;\\])"
 """An ordinary word after "bearer", such as "token". Credentials are longer or mix letters with other characters."""
@@ -51,7 +51,7 @@ _NAMES = frozenset(
 
 
 class Redactor:
-    """Replaces secrets by `[hidden]`."""
+    """Replaces secrets with `[hidden]`."""
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         self._known: dict[Secret, None] = {}
@@ -67,7 +67,7 @@ class Redactor:
             raise Misconfigured(f"more than {KNOWN_AT_MOST} secrets are configured; remove some")
         self._known.update(dict.fromkeys(fresh))
         forms = {form for secret in self._known for form in _forms(secret.reveal())}
-        # The longest first: if two secrets share a prefix, the rest of the longer one must not remain.
+        # Longest first: if one secret is a prefix of another, the rest of the longer one must not remain.
         exact = "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
         self._pattern = re.compile(f"{exact}|{_LOOKS}")
 
@@ -78,13 +78,13 @@ class Redactor:
         return self._pattern.sub(_replacement, text)
 
     def replacements(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Yields the replacements that the method `text` would make, as start, end and replacement, for callers whose
-        text comes in parts."""
+        """Yields the replacements that the method `text` would make, as (start, end, replacement), for callers whose
+        text arrives in parts."""
         for found in self._pattern.finditer(text):
             yield found.start(), found.end(), _replacement(found)
 
     def begun(self, text: str) -> int:
-        """Returns the length of the longest end of a truncated text that may be the beginning of a known secret."""
+        """Returns the length of the longest suffix of a truncated text that may be the beginning of a known secret."""
         longest = 0
         for secret in self._known:
             plain = secret.reveal()
@@ -98,7 +98,7 @@ class Redactor:
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def value(self, value: Any) -> Any:
-        """Returns a copy without secrets that consists of plain values (dict, list, str, numbers, None)."""
+        """Returns a copy without secrets, consisting of plain values (dict, list, str, numbers, None)."""
         return self._value(value, DEPTH)
 
     def error(self, error: BaseException) -> str:
@@ -136,7 +136,7 @@ class Redactor:
             yield str(self._value(name, depth - 1)), item
 
     def _clip(self, text: str) -> str:
-        # After redaction: a secret that is cut in two would not be recognised.
+        # Only after redaction, since a secret that is cut in two would not be recognised.
         return text if len(text) <= TEXT else f"{text[:TEXT]}… {len(text) - TEXT} more characters"
 
 
@@ -151,7 +151,7 @@ def _forms(secret: str) -> Iterable[str]:
     yield quote_plus(secret)
     raw = secret.encode("utf-8", "surrogatepass")
     yield repr(raw)[2:-1]
-    # Without padding and the last group, which depend on the following bytes.
+    # Without the padding and the last group, which depend on the bytes that follow.
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         if len(raw) >= 2 * SHORTEST:
             yield encode(raw).decode().rstrip("=")[: len(raw) // 3 * 4]

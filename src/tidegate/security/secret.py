@@ -1,7 +1,7 @@
-"""Secrets in memory, and their resolution from references in the configuration.
+"""Secrets in memory, and the resolution of references to secrets in the configuration.
 
 A `Secret` can be printed, formatted, compared and copied without revealing its text, and cannot be serialised.
-`resolve` reads exactly what its reference names; nothing else is read from the environment.
+`resolve` reads exactly what the reference names; nothing else is read from the environment.
 """
 
 import os
@@ -15,11 +15,11 @@ from tidegate.errors import Misconfigured
 from tidegate.security.keys import digest, same
 
 FILE_BYTES = 64 * 1024
-"""Size limit of a secret's file. No credential is larger, so a larger file is a mistake."""
+"""Maximum size of a file that contains a secret. No credential is larger, so a larger file is a mistake."""
 
 
 class Secret:
-    """A secret string. Only `reveal()` returns it, and it should be called only where the text is used."""
+    """A secret string. Only `reveal()` returns its text, and should be called only where the text is needed."""
 
     __slots__ = ("_text",)
 
@@ -64,7 +64,7 @@ def resolve(reference: str, env: Mapping[str, str], home: Path) -> Secret:
     kind, _, name = reference.partition(":")
     if kind == "env":
         if not env.get(name, "").strip():
-            raise Misconfigured(f"{reference}: the environment variable {name} is not set; set it and start again")
+            raise Misconfigured(f"{reference}: the environment variable {name} is not set; set it and restart")
         return _checked(env[name], reference)
     return _checked(_read(name, reference, home), reference)
 
@@ -94,7 +94,7 @@ def _checked(text: str, reference: str) -> Secret:
     text = text.strip()
     if not text:
         raise Misconfigured(f"{reference}: it is empty; it must contain the secret")
-    # It is used in an HTTP header: a line break in it would start another header.
+    # The secret is used in an HTTP header, where a line break would start another header.
     if any(ord(c) < 32 or ord(c) == 127 for c in text):
         raise Misconfigured(f"{reference}: it has several lines or control characters; it must contain only the secret")
     return Secret(text)

@@ -1,8 +1,8 @@
 """Sessions: accepting messages, and all operations on conversations.
 
-A message goes through `Sessions.accept` (one transaction) into the queue of its session. The engine starts a turn for
-it, `turns.Runner` runs the turn, and the answer is stored for the caller to fetch. Ending, expiry and recovery work
-from the store.
+`Sessions.accept` puts a message into its session's queue, in one transaction. The engine starts a turn for it,
+`turns.Runner` runs the turn, and the answer is stored for the caller to fetch. Ending, expiry and recovery are based on
+the store alone.
 """
 
 from tidegate.sessions.components import Components, build_components

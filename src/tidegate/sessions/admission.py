@@ -1,16 +1,16 @@
-"""The admission of messages: checks, acceptance in one transaction, and the start of the turn.
+"""Admission of messages: checks, acceptance in one transaction, and starting the turn.
 
-Every caller uses `Intake.accept` and is subject to the same limits: the HTTP API with and without a session, the page,
+All callers use `Intake.accept` and are subject to the same limits: the HTTP API with and without a session, the page,
 the terminal, delegated tasks and finished processes. Once the transaction has committed, the message is durable and
 belongs to exactly one turn, its receipts are recorded, and it can be acknowledged. If the transaction fails, no trace
 of the message remains. A repeated delivery is answered with the turn of the first delivery. Every lookup is limited to
 the caller's principal.
 
-The only state of the intake is a flag that is set while it is open; the turns belong to the engine.
+The intake's only state is a flag that is set while it is open; the turns belong to the engine.
 """
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -54,11 +54,11 @@ from tidegate.values import (
 )
 
 TITLE_CHARACTERS = 60
-"""The length of a title that is made from the first message."""
+"""Maximum length of a title derived from the first message."""
 
 
 Accept = Callable[..., StartedTurn | None]
-"""`Engine.accept`, which writes an accepted turn in the transaction of its message."""
+"""`Engine.accept`, which stores an accepted turn in its message's transaction."""
 
 
 class Admission(Frozen, frozen=True):
@@ -69,9 +69,9 @@ class Admission(Frozen, frozen=True):
     how: Literal["queued", "steered", "attached", "replayed"]
     started: StartedTurn | None = None
     ahead: int = 0
-    """The number of open turns that precede the turn in its session."""
+    """The number of open turns ahead of this turn in its session."""
     stops: str | None = None
-    """The running turn that was asked to stop for this message."""
+    """The running turn that was asked to stop because of this message."""
     tools: ToolsNote = ToolsNote()
 
 
@@ -85,6 +85,7 @@ class Intake:
         prompt_prefixes: PromptPrefixes,
         spool: Spool,
         clock: Callable[[], float],
+        related: Callable[[Inbound], Awaitable[Message | None]] | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -93,6 +94,7 @@ class Intake:
         self._prompt_prefixes = prompt_prefixes
         self._spool = spool
         self._clock = clock
+        self._related = related
         self._open = True
 
     def close(self) -> None:
@@ -111,9 +113,9 @@ class Intake:
         return await self._store.write_then(partial(self._acknowledge, inbound), admit, **terms)
 
     async def process_finished(self, process: ProcessRow, text: str) -> None:
-        """Reports the end of a background process to the session that started the process, once, as a message. The turn
-        of this message runs on the channel on which the process was started, with the permissions and approvers of that
-        channel."""
+        """Reports the end of a background process, once, as a message to the session that started the process. The
+        message's turn runs on the channel on which the process was started, with that channel's permissions and
+        approvers."""
         session: SessionRow | None = await self._store.read(sessions.get, process.session)
         if session is None:
             return
@@ -130,12 +132,13 @@ class Intake:
         )
 
     async def _terms(self, inbound: Inbound) -> dict[str, Any]:
-        """Returns the arguments of `admit`. Raises an error if the message must be refused."""
+        """Returns the arguments for `admit`. Raises an error if the message must be refused."""
         self._check(inbound)
         return {
             "inbound": inbound,
             "turn": new_id("t"),
             "fresh": await self._fresh(inbound),
+            "offer": None if self._related is None else await self._related(inbound),
             "limits": self._config.limits,
             "take": self._engine.can_start(inbound.within),
             "accept": self._engine.accept,
@@ -156,9 +159,9 @@ class Intake:
 
     def check_open(self, within: str = "") -> None:
         """Raises an error if no new turns can be accepted now. `within` is the running turn that delegates the new
-        turn: running turns may delegate until they are parked."""
+        turn, since running turns may delegate until they are parked."""
         if not self._open and not within:
-            raise Stopping("The gateway is stopping; send this again when it is back.", retry_after=5)
+            raise Stopping("The gateway is stopping; send this again when it is running again.", retry_after=5)
         if (lost := self._store.lost) is not None:
             raise StoreLost(lost)
 
@@ -206,13 +209,13 @@ class Intake:
 
 
 def check_waiting(db: Db, principal: str, limits: LimitSettings) -> None:
-    """Raises an error if no further turn of this principal may wait."""
+    """Raises an error if no more of this principal's turns may wait."""
     most, each = limits.waiting_total, limits.waiting_each
     waiting = open_turns.waiting(db)
     if waiting >= most:
-        raise _overloaded(f"{most} turns are waiting already (limits.waiting_total)")
+        raise _overloaded(f"{most} turns are already waiting (limits.waiting_total)")
     if waiting >= each and open_turns.waiting_of(db, principal) >= each:
-        raise _overloaded(f"{each} of your turns are waiting already (limits.waiting_each)")
+        raise _overloaded(f"{each} of your turns are already waiting (limits.waiting_each)")
 
 
 def _overloaded(what: str) -> Busy:
@@ -220,8 +223,8 @@ def _overloaded(what: str) -> Busy:
 
 
 def _admit_report(db: Db, /, process: str, **terms: Any) -> Admission | None:
-    """Admits the report of a finished process and marks the process as reported, in one step. Returns None if the
-    process was already reported."""
+    """Admits the report about a finished process and marks the process as reported, in one step. Returns None if the
+    process has already been reported."""
     if not processes.mark_reported(db, process):
         return None
     return admit(db, **terms)
@@ -237,10 +240,12 @@ def admit(
     take: bool,
     accept: Accept,
     now: float,
+    offer: Message | None = None,
     uploads: UploadFolder | None = None,
 ) -> Admission:
-    """Admits a message. With `take`, the engine may start the turn of an idle session in this transaction, which saves
-    a second one. `accept` is the engine's method. `uploads` contains the larger media of the messages."""
+    """Admits a message. With `take`, the engine may start an idle session's turn in this transaction, which saves a
+    second one. `accept` is the engine's method. `offer` contains notes for the model that match the message. `uploads`
+    contains the messages' larger media."""
     _lock(db, inbound)
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
@@ -251,7 +256,7 @@ def admit(
         uploads.commit(db, session.id)
     if inbound.busy == "steer" and not created and inbound.messages[0].role != "tool":
         running = open_turns.running(db, session.id)
-        # Rules about a channel apply to its messages, so a message never joins a turn of another channel.
+        # Rules about a channel apply to its messages, so a message never joins a turn on another channel.
         if running is not None and turns.channel(db, running) == inbound.channel:
             if messages.count_waiting(db, running) >= limits.queue_length:
                 raise _queue_full(limits.queue_length)
@@ -277,7 +282,7 @@ def admit(
         channel=inbound.channel,
         call=inbound.call,
         on_disconnect=reaction,
-        messages=inbound.messages,
+        messages=(*inbound.messages, offer) if offer is not None and _has_notes(session, inbound) else inbound.messages,
         job=inbound.job,
         within=within,
     )
@@ -296,9 +301,14 @@ def admit(
     )
 
 
+def _has_notes(session: SessionRow, inbound: Inbound) -> bool:
+    """True if the prompt of this session may contain notes about this person and agent."""
+    return bool(session.memory_seen) and (session.principal, session.agent) == (inbound.principal, inbound.agent)
+
+
 def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
-    """Returns the names of caller tools that will not be offered. Refuses a `tool_choice` that requires a tool call if
-    no tool is offered, and one that names a tool that is not offered."""
+    """Returns the names of caller tools that will not be offered. Refuses a `tool_choice` that requires a call when no
+    tool is offered, or that names a tool that is not offered."""
     chosen = inbound.call.chosen_tools
     if (inbound.call.caller_tools is None and not inbound.call.is_forced and not chosen) or session.prefix is None:
         return ()
@@ -319,7 +329,7 @@ def _shadowed(db: Db, inbound: Inbound, session: SessionRow) -> tuple[str, ...]:
 
 
 def _tools_ahead(db: Db, session: SessionRow, *, idle: bool) -> bytes:
-    """Returns the digest of the caller tools that the session will have once its last waiting turn has started."""
+    """Returns the digest of the caller tools that the session will have after its last waiting turn has started."""
     if idle:
         return session.caller_tools
     calls = open_turns.waiting_calls(db, session.id)
@@ -354,8 +364,8 @@ def _with_calls(db: Db, inbound: Inbound, session: str, *, idle: bool) -> Inboun
 
 
 def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
-    """Decides what happens to a turn when its reader disconnects. In a named conversation, the turn continues. A
-    one-shot call is cancelled, unless its caller sent an Idempotency-Key and can come back for the answer."""
+    """Determines what happens to a turn when its reader disconnects. In a named conversation, the turn continues. A
+    one-shot call is cancelled unless its caller has sent an Idempotency-Key and can come back for the answer."""
     if inbound.on_disconnect is not None:
         return inbound.on_disconnect
     keyed = any(receipt.source == IDEMPOTENCY for receipt in inbound.receipts)
@@ -364,8 +374,8 @@ def on_disconnect(inbound: Inbound, *, ephemeral: bool) -> OnDisconnect:
 
 def _queue_full(length: int) -> Busy:
     return Busy(
-        f"This session already has {length} messages waiting (limits.queue_length); try again when it has answered "
-        "some.",
+        f"This session already has {length} messages waiting (limits.queue_length); try again when some have been "
+        f"answered.",
         retry_after=5,
         code="queue_full",
     )
@@ -381,7 +391,7 @@ def _repeated_delivery(db: Db, inbound: Inbound, now: float) -> Admission | None
             continue
         if row.digest != receipt.digest:
             raise IdempotencyMismatch(
-                "This Idempotency-Key was already used with another request; choose a new key for a new request.",
+                "This Idempotency-Key has already been used with another request; choose a new key for a new request.",
                 param="Idempotency-Key",
             )
         found = _follow(db, row, final=receipt.source == DELEGATED)
@@ -391,9 +401,9 @@ def _repeated_delivery(db: Db, inbound: Inbound, now: float) -> Admission | None
 
 
 def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
-    """Returns the turn that a receipt refers to. Returns None if the message should be admitted again because the
-    turn's outcome calls for a retry. With `final`, the message is not admitted again after a failure: the agent that
-    delegated a task decides what to do next."""
+    """Returns the turn to which a receipt refers, or None if the message should be admitted again because the turn's
+    outcome calls for a retry. With `final`, the message is not admitted again after a failure: the agent that delegated
+    the task decides what to do next."""
     if row.outcome is not None:
         if not final and row.outcome.error is not None and row.outcome.error.retry:
             return None
@@ -409,7 +419,7 @@ def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
 
 
 def _within(db: Db, inbound: Inbound) -> ParentTurn | None:
-    """Returns the position of the turn in a tree of tasks; None if the turn is not delegated."""
+    """Returns the turn's position in a task tree, or None if the turn is not delegated."""
     if not inbound.within:
         return None
     parent = turns.get(db, inbound.within)
@@ -430,13 +440,13 @@ def _note_receipts(db: Db, inbound: Inbound, turn: str, tools: ToolsNote, now: f
 
 
 def _lock(db: Db, inbound: Inbound) -> None:
-    """Locks the session that the message names by its id. A session named otherwise is locked when it is found."""
+    """Locks the session if the message identifies it by id. Otherwise, the session is locked when it is found."""
     if inbound.session is not None:
         db.lock("session", inbound.session)
 
 
 def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None, now: float) -> tuple[SessionRow, bool]:
-    """Returns the existing session or creates one. If the id of a new session was chosen beforehand, it is passed as
+    """Returns the existing session or creates one. If a new session's id has been chosen in advance, it is passed as
     `id`."""
     row = None
     if inbound.session is not None:
@@ -490,6 +500,6 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None,
 
 
 def title_from(text: str) -> str:
-    """Makes the title of a session without a name from its first message, shortened to one line. Users can change the
+    """Derives the title of an unnamed session from its first message, shortened to one line. Users can change the
     title."""
     return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

@@ -1,8 +1,8 @@
-"""The components of the sessions service, built from the configuration.
+"""The components of the session service, built from the configuration.
 
 A component that no configured agent uses is None, and its modules are not imported. Building does not open or start
-anything; `Sessions.recover` does that. The caller of `build_components` owns the result. It must also enter the context
-manager `web`, unless this is None; until then, web access is unavailable.
+anything; `Sessions.recover` does that. The caller of `build_components` owns the result, and must also enter the
+context manager `web` unless it is None; until then, web access is unavailable.
 """
 
 import os
@@ -84,9 +84,9 @@ def build_components(
     plugins: "Plugins | None" = None,
     network: Network | None = None,
 ) -> Components:
-    """Builds all components. `environment` is the environment of the process, from which commands get the variables
-    that the settings name. `search_key` is the key of the web search engine. `plugins` are the configured plug-ins.
-    `network` says how the web tools reach other hosts."""
+    """Builds all components. `environment` is the process's environment, from which commands get the variables named in
+    the settings. `search_key` is the key for the web search engine. `plugins` are the configured plug-ins. `network`
+    determines how the web tools reach other hosts."""
     channels = channels or Channels()
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
@@ -139,7 +139,8 @@ def build_components(
     engine = build_engine(
         scope, store, presence, runner, turns=limits.turns, turn_seconds=limits.turn_seconds, clock=clock
     )
-    intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock)
+    related = None if memory is None else memory.related
+    intake = Intake(store, config, engine, channels, prompt_prefixes, spool, clock, related)
 
     endings = SessionEndings(
         store,
@@ -161,13 +162,13 @@ def build_components(
 
 
 async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
-    """Ends the session's workspace; the end hook of workspaces. It has no effect to commit and may run twice, since a
-    second run finds nothing left to end."""
+    """Closes the session's workspace. This is the workspaces' end hook. It has no effect to commit and may run twice,
+    since a second run finds nothing left to do."""
     await workspaces.end(session.id)
 
 
 async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:
-    """Removes the files of a session whose rows have been deleted."""
+    """Deletes the files of a session whose rows have been deleted."""
     await workspaces.discard(session)
     await spool.remove(session)
     if recall is not None and recall.index is not None:
@@ -198,8 +199,8 @@ def _spool(config: Config, store: Store, clock: Callable[[], float]) -> Spool:
 
 
 def _provenance(config: Config, store: Store, clock: Callable[[], float]) -> Provenance:
-    """Returns the provenance of project files that are included in prompts. The skills package is imported when the
-    files are first examined."""
+    """Returns the provenance of the project files included in prompts. The skills package is imported when the files
+    are first examined."""
 
     def digests(folder: Path) -> Mapping[str, bytes]:
         from tidegate.skills import prompt_file_digests
@@ -306,7 +307,7 @@ def _recall(
 
 
 def _plugin(plugins: "Plugins | None", kind: str) -> "Plugin | None":
-    """Returns the plug-in of this kind. There is at most one."""
+    """Returns the plug-in of this kind, of which there is at most one."""
     return None if plugins is None else next(iter(plugins.of_kind(kind)), None)
 
 

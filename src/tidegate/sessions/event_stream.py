@@ -1,11 +1,11 @@
-"""The events of a session as one stream, which readers can leave and resume.
+"""A session's events as one stream that readers can leave and resume.
 
-A reader that resumes with the id of the last event it received misses no committed row and gets none twice. The id of
-an event is the position of its row in the transcript. Events that are not rows (pieces of text, progress) have no id;
-they are repeated from the start of the running turn's current answer. Open questions are sent first, so that no reader
+A reader that resumes with the id of the last event it received misses no committed row and gets none twice. An event's
+id is the position of its row in the transcript. Events that are not rows (pieces of text, progress) have no id; they
+are repeated from the start of the running turn's current answer. Open questions are sent first, so that no reader
 misses them, and again at their position in the stream.
 
-The stream keeps a cursor instead of a queue, and loads a bounded number of rows at a time to catch up.
+The stream keeps a cursor instead of a queue, and loads a bounded number of rows at a time when catching up.
 """
 
 from collections.abc import AsyncGenerator
@@ -32,8 +32,8 @@ async def watch(
             yield None, question
         while True:
             news = record.expect()
-            # Read before anything is awaited: a short turn may have ended by the time its rows are read, and only its
-            # log has the other events and the outcome.
+            # Read this before anything is awaited: a short turn may have ended by the time its rows are read, and only
+            # its log contains the other events and the outcome.
             try:
                 log = log or await _unfollowed(engine, session, followed)
                 row = await queries.visible_session(store, session, principal)
@@ -49,8 +49,8 @@ async def watch(
                         continue  # the running turn comes after these rows
                 if log is not None:
                     followed, log = log, None
-                    del page  # the turn may run for long
-                    # Closed here, so that a turn immediately notices that its reader has left.
+                    del page  # the turn may run for a long time
+                    # Close it here, so that the turn immediately notices that its reader has left.
                     async with aclosing(followed.read()) as batches:
                         async for batch in batches:
                             for event in _unsent(batch, seen):
@@ -68,7 +68,8 @@ async def watch(
 
 
 async def _unfollowed(engine: Engine, session: str, followed: TurnLog | None) -> TurnLog | None:
-    """Returns the log of the running turn, unless it was followed already. Its first event says which rows it has."""
+    """Returns the running turn's log, unless it has already been followed. Its first event says which rows it
+    contains."""
     log = engine.follow_session(session)
     if log is None or log is followed:
         return None

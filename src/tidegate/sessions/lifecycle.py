@@ -1,13 +1,13 @@
-"""Ends and deletes sessions, working from the store.
+"""Ending and deleting sessions, based on the store alone.
 
 A session ends once, with a reason, whether or not it is in memory. Its running turn is stopped first, waiting turns are
 refused with a notice, and its settings and approvals are deleted in the same transaction. Every end hook takes effect
 exactly once, even across crashes, because its effect and its mark are committed together. An ended session is never
 reopened.
 
-Deleting a session ends it first. The deletion is itself a pending hook: the rows are deleted together with the effect
-of the last hook, immediately if there is none, and later if a hook has failed. Slow hooks run in the background or on a
-separate timer, so no caller waits for them.
+Before a session is deleted, it is ended. The deletion is itself a pending hook: the rows are deleted together with the
+last hook's effect, immediately if there is none, and later if a hook has failed. Slow hooks run in the background or on
+a separate timer, so no caller waits for them.
 """
 
 import asyncio
@@ -26,35 +26,35 @@ from tidegate.store import Db, SessionKind, SessionRow, Store, maintenance, open
 log = Log(__name__)
 
 STOP_SECONDS = 10.0
-"""Seconds to wait for the running turn to stop when its session ends. By then, its tools have been stopped or their
-tasks cancelled."""
+"""Seconds to wait for the running turn to stop when its session ends. By then, its tools have stopped or been
+cancelled."""
 
 PREPARE_SECONDS = 30.0
-"""Seconds that a hook may take to prepare. The caller that ends the session waits for this; if it takes longer, the
-timer can try again."""
+"""Seconds that a hook may take to prepare. The caller that ends the session waits this long; after that, the timer can
+try again."""
 
 BATCH = 100
-"""The number of sessions that expiry ends in one write. Such a write takes a few milliseconds, and turns run between
-the writes."""
+"""Number of expired sessions ended in one write. Such a write takes a few milliseconds, and turns can run between
+writes."""
 
 BATCHES = 200
-"""The maximum number of batches in one run of the timer: enough even after months without a run."""
+"""Maximum number of batches in one run of the timer: enough even after months without a run."""
 
 HOOKS_AT_ONCE = 8
-"""The number of hooks that one run prepares concurrently. A hung hook then delays few others, and a start does not run
-all hooks together."""
+"""Number of hooks that one run prepares concurrently. This way, a hook that hangs delays few others, and not all hooks
+run at once after a start."""
 
 SLOW_AT_ONCE = 4
-"""The number of slow hooks that are prepared concurrently, both when sessions end and on the timer. Each of them may be
+"""Number of slow hooks that are prepared concurrently, both when sessions end and on the timer. Each of them may be
 calling a model."""
 
 SLOW_IN_A_RUN = 20
-"""The number of slow hooks in one run of their timer. They take a few minutes at worst, and the next run continues with
-the rest."""
+"""Number of slow hooks in one run of their timer. They take a few minutes at worst; the next run continues with the
+rest."""
 
 Write = Callable[[Db], Any]
 EndHook = Callable[[SessionRow], Awaitable[Write | None]]
-"""Prepares the effect of a session's end. The hook may be called twice, but the write that it returns is committed only
+"""Prepares the effect of a session's end. A hook may be called twice, but the write that it returns is committed only
 once."""
 
 
@@ -87,11 +87,13 @@ class SessionEndings:
         scope: Scope,
         slow: Mapping[str, SlowHook] | None = None,
     ) -> None:
-        """`on_deleted` is called for each session whose rows were deleted; if a crash prevents the call, the sweeps
-        remove the files. `on_ended` is called for each session that will have no further turns. Slow hooks run in
-        `scope`."""
+        """`on_deleted` is called for each session whose rows have been deleted; if a crash prevents the call, the
+        sweeps remove the files. `on_ended` is called for each session that will have no further turns. Slow hooks run
+        in `scope`."""
         self._slow = slow or {}
         self._scope = scope
+        self.prepare_seconds = PREPARE_SECONDS
+        self.hooks_at_once = HOOKS_AT_ONCE
         # lint: allow at most SLOW_AT_ONCE after ends and SLOW_IN_A_RUN on the timer
         self._in_progress: set[str] = set()
         self._names = (*hooks, *self._slow)
@@ -105,7 +107,7 @@ class SessionEndings:
 
     @property
     def in_progress(self) -> int:
-        """The number of ended sessions whose hooks are running."""
+        """The number of ended sessions whose hooks are currently running."""
         return len(self._in_progress)
 
     async def end(self, session: str, reason: str) -> bool:
@@ -121,7 +123,7 @@ class SessionEndings:
         return True
 
     async def delete(self, session: str) -> bool:
-        """Deletes a session. Returns False if an end hook is still pending or the turn does not stop; the timer then
+        """Deletes a session. If an end hook is still pending or the turn does not stop, returns False; the timer then
         deletes the session later."""
         await self._store.write(_end_to_delete, session, self._names, self._clock())
         # This applies even if another call has ended the session: that call may still be waiting for the turn.
@@ -133,9 +135,9 @@ class SessionEndings:
         return not owed
 
     async def finish(self, session: str | None = None) -> int:
-        """Runs pending end hooks: of one session when it has ended, or of all sessions at startup and on the timer.
-        Returns the number of hooks that took effect. Slow hooks that apply to the session are skipped."""
-        run = _Run(HOOKS_AT_ONCE)
+        """Runs pending end hooks: those of one session when it has ended, or those of all sessions at startup and on
+        the timer. Returns the number of hooks that took effect. Slow hooks that apply to the session are skipped."""
+        run = _Run(self.hooks_at_once)
         if session is not None:
             owed = await self._store.read(sessions.owed_hooks, session)
             return sum(await gather([self._run(run, session, hook) for hook in owed]))
@@ -196,11 +198,11 @@ class SessionEndings:
             write: Write | None = None
             try:
                 if row is not None and prepare is not None:
-                    with anyio.move_on_after(PREPARE_SECONDS) as deadline:
+                    with anyio.move_on_after(self.prepare_seconds) as deadline:
                         write = await prepare(row)
                     if deadline.cancelled_caught:
                         run.hung.add(hook)
-                        log.error("an end hook hangs; it will be tried again", session=session, hook=hook)
+                        log.error("an end hook is hanging; it will be tried again", session=session, hook=hook)
                         return 0
             except HookPostponed:
                 return 0
@@ -223,15 +225,15 @@ class SessionEndings:
             found = await self._store.read(sessions.idle, kind=kind, before=before, limit=BATCH)
             ended = await self._store.write(_end_idle, found, kind == "ephemeral", before, hooks, self._clock())
             for session in ended:
-                self._forget(session)  # it had no open turn
+                self._forget(session)  # these sessions had no open turn
             total += len(ended)
             if len(found) < BATCH:
                 break
         return total
 
     async def purge(self, retention: float | None) -> int:
-        """Deletes the transcripts of sessions whose retention period is over, and returns the number of sessions. Each
-        transcript is deleted in separate writes, since it may be long."""
+        """Deletes the transcripts of sessions whose retention period is over, and returns the number of these sessions.
+        Each transcript is deleted in several writes, since it may be long."""
         if retention is None:
             return 0
         total, before = 0, self._clock() - retention
@@ -245,7 +247,7 @@ class SessionEndings:
         return total
 
     async def _stop_turns(self, session: str, reason: str) -> None:
-        """Stops the running turn of an ended session, and drops the session from memory."""
+        """Stops an ended session's running turn, and removes the session from memory."""
         await self._engine.stop_session(session, f"because its session ended ({reason})", STOP_SECONDS)
         self._forget(session)
 
@@ -255,8 +257,8 @@ class SessionEndings:
 
 
 class _Run:
-    """One run over pending hooks. A hook that hung is not retried in the same run, so that the run comes to an end.
-    Concurrent hooks continue."""
+    """One run over the pending hooks. A hook that hung is not retried in the same run, so that the run finishes
+    eventually. Concurrent hooks continue."""
 
     def __init__(self, at_once: int) -> None:
         self.slots = asyncio.Semaphore(at_once)
@@ -272,8 +274,8 @@ def _report_done(hook: SlowHook | None, session: SessionRow | None, done: tuple[
 
 def _take_effect(db: Db, session: str, hook: str, write: Write | None, now: float) -> tuple[bool, bool]:
     """Commits the mark and the effect together, so that neither exists without the other. Also deletes a session that
-    is to be deleted, if no other hook is pending and every turn is settled. Returns two flags: True if the hook took
-    effect, and True if the session was deleted."""
+    is to be deleted, if no other hook is pending and every turn is settled. Returns two flags: whether the hook took
+    effect, and whether the session was deleted."""
     db.lock("session", session)
     effect = hook != sessions.DELETE_HOOK and sessions.finish_hook(db, session, hook, now)
     if effect and write is not None:
@@ -288,7 +290,7 @@ def _end(db: Db, session: str, reason: str, hooks: Sequence[str], now: float) ->
 
 
 def _end_to_delete(db: Db, session: str, hooks: Sequence[str], now: float) -> None:
-    """Ends a session like `_end`, but also accepts one that has already ended."""
+    """Like `_end`, but also accepts a session that has already ended."""
     _end(db, session, "delete", hooks, now)
     sessions.mark_for_deletion(db, session)
 

@@ -1,8 +1,8 @@
 """Periodic maintenance of sessions.
 
-Each task is level-triggered: it examines the current state and repairs it, keeps no memory of earlier runs, and may run
-at any time and any number of times. A run continues until nothing is left to do, up to a generous limit. It works in
-batches, each with one short write, so that turns can run in between.
+Each task is level-triggered: it examines the current state and repairs it, remembers nothing about earlier runs, and
+may run at any time and any number of times. A run continues until nothing is left to do, up to a generous limit. It
+works in batches, each with one short write, so that turns can run in between.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,28 +14,30 @@ from tidegate.store import approvals, audit, maintenance, notes, receipts, searc
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
+SWEEP_BATCHES = 100
+"""The number of writes of one run that remove unused terms from the search index. Each takes a few milliseconds."""
 INDEX_BATCHES = 20
-"""The number of writes to the search index in one run. Each takes a few milliseconds. A search indexes the remaining
-rows itself."""
+"""Number of writes to the search index in one run. Each takes a few milliseconds. Searches index the remaining rows
+themselves."""
 
 STRANDED_SECONDS = 30.0
-"""The age at which an accepted turn that has not reached the engine counts as stranded. Normally, a turn reaches the
-engine within milliseconds."""
+"""Age at which an accepted turn that has not reached the engine counts as stranded. Normally, this takes only
+milliseconds."""
 
 BATCHES = 200
-"""The maximum number of batches of one kind in one run: far more than a run every few minutes needs."""
+"""Maximum number of batches of one kind in one run: far more than a run every few minutes needs."""
 
 VACUUM_PAGES = 256
-"""The number of free database pages returned to the disk in one batch."""
+"""Number of free database pages returned to the disk in one batch."""
 
 
 SPOOL_SECONDS = 600.0
-"""The interval between two searches for files that no session owns."""
+"""Interval between two searches for files that belong to no session."""
 
 
 class MaintenanceTask(Frozen, frozen=True):
-    """A task that runs every `interval` seconds. A run that takes longer than `within` seconds is considered hung,
-    because tasks work in small batches."""
+    """A task that runs every `interval` seconds. Since tasks work in small batches, a run that takes longer than
+    `within` seconds is assumed to be hanging."""
 
     name: str
     interval: float
@@ -89,6 +91,7 @@ def maintenance_tasks(
         await store.write(audit.append_further_failures, clock())
         await count_audit_rows()
         await drain(lambda: store.write(usage.fold, usage.FOLDED_AT_ONCE), usage.FOLDED_AT_ONCE)
+        await drain(lambda: store.write(search_index.sweep), 1, SWEEP_BATCHES)
         await drain(lambda: store.write(maintenance.vacuum, VACUUM_PAGES), 1)
         await store.write(maintenance.checkpoint)
 

@@ -2,7 +2,7 @@
 
 Each change is one transaction under the caller's principal, and survives a restart. Changes that rebuild the model's
 view (undo, retry, reload) are refused during a turn. Once committed, such a change unloads the resident, even if its
-caller has disconnected. A setting applies from the next turn on, and nothing is rebuilt for it.
+caller has disconnected. A setting applies from the next turn on and requires no rebuild.
 """
 
 from typing import Any
@@ -21,10 +21,10 @@ from tidegate.turns import COMPACTION_REQUESTED, SUMMARY_COOLDOWN
 from tidegate.values import Acceptance, new_id
 
 MODEL = "model"
-"""The key of the setting that /model changes."""
+"""The key of the setting changed by /model."""
 
 LONGEST_TITLE = 200
-"""The maximum number of characters of a title. Titles are shown on one line of a list."""
+"""Maximum length of a title, in characters. Titles are shown on one line in lists."""
 
 
 class Operations:
@@ -78,16 +78,16 @@ class Operations:
     async def choose_model(
         self, session: str, principal: Principal, name: str, *, lasts: float | None = None
     ) -> float | None:
-        """Chooses the model of this session, until the session ends or for `lasts` seconds. The new model is informed
-        of the change once. Returns the time when the choice expires."""
+        """Chooses this session's model, until the session ends or for `lasts` seconds. The new model is told about the
+        change once. Returns the time when the choice expires."""
         row = await self._owned(session, principal)
         ends = None if lasts is None else self._clock() + lasts
         await self._choose_model(row, principal, name, ends)
         return ends
 
     async def _choose_model(self, row: SessionRow, principal: Principal, name: str | None, ends: float | None) -> bool:
-        """Stores the choice; None stands for the agent's own model. Returns True if a choice was made or an earlier
-        choice was cleared."""
+        """Stores the choice; None means the agent's own model. Returns True if a choice was made or an earlier choice
+        was cleared."""
         now = self._clock()
         agent = self._config.agents.get(row.agent)
         own = "" if agent is None else agent.model
@@ -109,7 +109,7 @@ class Operations:
         return await self._store.write(write)
 
     async def ask_to_compact(self, session: str, principal: Principal) -> None:
-        """Summarises older messages with the next turn, even if a recent summary was useless."""
+        """Requests that older messages be summarised with the next turn, even if a recent summary was of no use."""
         await self.clear_setting(session, principal, SUMMARY_COOLDOWN)
         await self.set_setting(session, principal, COMPACTION_REQUESTED, True, source="command")
 
@@ -132,7 +132,7 @@ class Operations:
         return undone
 
     async def retry(self, session: str, principal: Principal) -> Acceptance:
-        """Undoes the last turn and runs its messages again in a new turn. The limits for a new message apply."""
+        """Undoes the last turn and runs its messages again in a new turn. The limits for new messages apply."""
         self._intake.check_open()
         row = await self._idle_session(session, principal)
         turn, now, can_start = new_id("t"), self._clock(), self._engine.can_start()
@@ -154,7 +154,7 @@ class Operations:
             self._engine.accept(db, row, new, now, start=False)
 
         def then(_: None) -> Acceptance:
-            # Nothing is awaited between the commit and this call, so that the engine gets turns in commit order.
+            # Nothing is awaited between the commit and this call, so the engine gets turns in commit order.
             self._presence.unload(session, reason="retry")
             self._engine.submit(session, turn)
             return Acceptance(turn=turn, session=session, how="started")
@@ -192,14 +192,14 @@ class Operations:
 
     async def resume(self, session: str, principal: Principal) -> tuple[str, bool]:
         """Switches to another session. An ended session is never reopened; instead, a new session begins with its
-        transcript. Returns the id of the session, and True if the session is new."""
+        transcript. Returns the session's id, and True if the session is new."""
         row = await self._row(session, principal)
         if row.ended is None:
             return session, False
         again = new_id("s")
         extra = await self._store.read(sessions.extra, row)
         fresh = await self._prompt_prefixes.of(row.agent, principal.id, extra)
-        # The files come first: every row must have a file, while a file without a row is swept later.
+        # The files come first: every row must have a file, whereas a file without a row is removed later by the sweep.
         await self._spool.share(session, again)
         await self._store.write(_begin_with, row, again, principal.id, extra, fresh, self._clock())
         return again, True
@@ -297,7 +297,7 @@ def _undo(db: Db, session: str, now: float) -> str:
 def _close_calls(db: Db, session: str, now: float, *, except_ids: frozenset[str] = frozenset()) -> None:
     """Closes the tool calls that an undone turn had answered, in a session that no longer has caller tools. This is
     necessary because the next turn looks for open calls only in sessions that have caller tools. The results belong to
-    the turn of the calls and are undone with it."""
+    the turn that made the calls and are undone with it."""
     row = sessions.get(db, session)
     if row is not None and not row.caller_tools:
         owner = messages.last_turn(db, session)

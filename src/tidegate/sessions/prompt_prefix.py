@@ -1,8 +1,8 @@
 """The prompt and tools of a new session, including notes, project files and skills.
 
 Equal prefixes are built once and shared. The prefix of an agent without notes, project files or skills depends only on
-the agent's settings, so no files are read for it. The sources are read when a session begins. Later changes to the
-sources do not affect that session.
+the agent's settings, so no files are read for it. The sources are read when a session begins; later changes to them do
+not affect that session.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,14 +19,14 @@ from tidegate.tools import ToolRegistry
 from tidegate.values import Frozen, Prefix
 
 KEPT = 256
-"""The number of prefixes kept for sharing. Most sessions of one agent have the same prefix."""
+"""Number of prefixes kept for sharing. Most of an agent's sessions have the same prefix."""
 
 KEPT_BYTES = 4 * 1024 * 1024
-"""The limit on the total size of the kept prompts, in bytes."""
+"""Maximum total size of these prompts, in bytes."""
 
 
 class NewSession(Frozen, frozen=True):
-    """The data with which a new session begins, prepared outside the transaction."""
+    """The initial data of a new session, prepared outside the transaction."""
 
     prefix: Prefix
     encoder: int
@@ -45,7 +45,7 @@ class PromptSource(Protocol):
         ...
 
     async def part(self, agent: str, principal: str) -> str:
-        """Returns the text of the part for a session of this principal that begins now; empty if there is none."""
+        """Returns the text of the part for a new session of this principal; empty if there is none."""
         ...
 
 
@@ -59,8 +59,8 @@ class PromptPrefixes:
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,
     ) -> None:
-        """`mark` returns the number of the first change to the notes about which a new session of this agent must be
-        notified; 0 if there is none."""
+        """`mark` returns the number of the first change to the notes to be announced in a new session of this agent, or
+        0 if there is none."""
         self._mark = mark
         self._config = config
         self._models = models
@@ -77,7 +77,7 @@ class PromptPrefixes:
         if settings is None:
             raise Misconfigured(f"The agent {agent!r} is no longer configured; add [agents.{agent}] to tidegate.toml.")
         sources = tuple(each for each in self._sources[agent] if own_tools or not each.needs_tools)
-        # Must come before the notes are read, so that a change in between is reported twice rather than never.
+        # This must come before the notes are read, so that a change in between is reported twice rather than never.
         seen = 0 if self._mark is None else await self._mark(agent)
         texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()
         key = (agent, own_tools, texts)

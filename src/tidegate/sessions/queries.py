@@ -1,6 +1,6 @@
 """Read queries for callers: sessions, outcomes, transcript pages and exports.
 
-Each query takes the principal whose rows may be read (`own`; None for all principals) and returns only these rows.
+Each query takes the principal whose rows may be read (`own`; None means all principals) and returns only these rows.
 Every result has a limit, and transcripts are also limited in bytes. An export is streamed, with one page in memory at a
 time.
 """
@@ -26,7 +26,6 @@ from tidegate.store import (
     messages,
     open_turns,
     principals,
-    receipts,
     session_search,
     sessions,
     settings,
@@ -37,15 +36,15 @@ from tidegate.values import Frozen, Media, Outcome
 
 STREAM_ROWS = 200
 STREAM_BYTES = 256 * 1024
-"""Bytes of a streamed transcript that are in memory at a time. The number is small because hundreds of transcripts may
-be streamed to slow readers concurrently."""
+"""Bytes of a streamed transcript in memory at any time. The number is small because hundreds of transcripts may be
+streamed to slow readers concurrently."""
 
 LISTING_MOST = 500
-"""The maximum number of rows of one listing, whatever limit is requested."""
+"""Maximum number of rows in one listing, whatever limit is requested."""
 
 
 def visible_to(principal: Principal | None) -> str | None:
-    """Returns the principal whose rows may be read. For the owner and the gateway this is None, which stands for all
+    """Returns the principal whose rows may be read. For the owner and the gateway, this is None, which means all
     principals."""
     return None if principal is None or principal.may("configure") else principal.id
 
@@ -66,12 +65,6 @@ def outcome(db: Db, turn: str, own: str | None) -> Outcome | None:
     return turns.outcome(db, turn) if own is None else turns.outcome_for(db, turn, own)
 
 
-def fetched_outcome(db: Db, turn: str, principal: Principal) -> tuple[Outcome | None, bool]:
-    """Returns the outcome, and True if it is stored only until this principal has fetched it."""
-    found = outcome(db, turn, visible_to(principal))
-    return found, found is not None and receipts.is_unfetched(db, principal.id, turn)
-
-
 def listing(
     db: Db, own: str | None, ended: bool | None, limit: int, before: tuple[float, str] | None
 ) -> list[SessionRow]:
@@ -79,7 +72,7 @@ def listing(
 
 
 def details(db: Db, session: str, now: float) -> tuple[OpenTurns, tuple[SettingRow, ...]]:
-    """Returns the open turns and the settings of a session."""
+    """Returns a session's open turns and settings."""
     return open_turns.of_session(db, session), tuple(settings.get_all(db, session, now))
 
 
@@ -100,7 +93,7 @@ def audit_events(
     before: tuple[float, int] | None,
     limit: int,
 ) -> tuple[list[AuditRow], dict[str, str]]:
-    """Returns audit events, and the names of all principals by id. `principal` is an id or a name."""
+    """Returns audit events, and all principals' names by id. `principal` is an id or a name."""
     names = {row.id: row.name for row in principals.listing(db)}
     id = principal
     if principal is not None and principal not in names:
@@ -124,14 +117,14 @@ async def mentioning(
     store: Store, query: str, own: str | None, ended: bool | None, limit: int
 ) -> list[tuple[SessionRow, str]]:
     """Returns sessions with these words in their title or name, followed by sessions with these words in a message,
-    each with the part of the message around the words."""
+    each with the part of the message that surrounds the words."""
     found = await session_search.search(store, query, principal=own, ended=ended, limit=min(limit, LISTING_MOST))
     excerpts = {each.id: each.excerpt for each in found}
     return [(row, excerpts[row.id]) for row in await store.read(sessions.listed, list(excerpts))]
 
 
 class TranscriptPage(Frozen, frozen=True):
-    """Rows of a transcript, in order. `more` is true if there are more rows in the direction of reading."""
+    """Transcript rows, in order. `more` is true if there are more rows in the direction of reading."""
 
     rows: tuple[MessageRow, ...]
     more: bool

@@ -1,11 +1,11 @@
-"""The entry point to conversations, for the web, the commands and the gateway.
+"""The entry point to conversations for the web, the commands and the gateway.
 
-Every message is durable, deduplicated and authorised before it is acknowledged (`accept`). Each method that accepts the
-id of a session or a turn checks it against the caller's principal; a session or turn that the principal may not see is
+Every message is durable, deduplicated and authorised before it is acknowledged (`accept`). Each method that takes a
+session or turn id checks it against the caller's principal; a session or turn that the principal may not see is
 reported as not found. Changes that users make to conversations are in `operations` and follow the same rule.
 
-The service is built from `Components`, which own the engine, the present sessions and the code that ends sessions. The
-store and the engine are not exposed.
+The service is built from `Components`, which own the engine, the present sessions and the code that ends sessions. It
+does not expose the store or the engine.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -45,7 +45,6 @@ from tidegate.store import (
     UsageTotal,
     audit,
     open_turns,
-    receipts,
     search_index,
     settings,
     turns,
@@ -84,14 +83,14 @@ class Sessions:
         self.skills: SkillLibrary | None = components.skills
         self.operations = Operations(components)
         self.accept: Callable[[Inbound], Awaitable[Acceptance]] = components.intake.accept
-        """Accept a message. When this returns, the message survives a kill."""
+        """Accepts a message. When this returns, the message survives a kill."""
         self.wait: Callable[[str], Awaitable[Outcome]] = components.engine.result
         """Waits until a turn has ended and returns its outcome."""
 
     # -- following a turn --
 
     def turn_log(self, turn: str) -> TurnLog | None:
-        """Returns the log of a turn that waits or runs in this process."""
+        """Returns the log of a turn that is waiting or running in this process."""
         return self._engine.follow(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
@@ -101,20 +100,8 @@ class Sessions:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
         return found
 
-    async def fetch_outcome(
-        self, turn: str, principal: Principal, deliver: Callable[[Outcome], Awaitable[None]]
-    ) -> None:
-        """Like `outcome`, for the caller itself. The outcome of a one-shot call that nobody waited for is kept until
-        it was delivered in this way to the principal that made the call."""
-        found, is_unfetched = await self._store.read(queries.fetched_outcome, turn, principal)
-        if found is None:
-            raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
-        await deliver(found)
-        if is_unfetched:
-            await self._store.write(receipts.forget_outcome, principal.id, turn)
-
     async def abandon(self, turn: str) -> None:
-        """Stops the turn if its caller requested that and no reader is left. Called when a reader has disconnected."""
+        """Stops the turn if its caller requested this and no reader is left. Called when a reader has disconnected."""
         row = await self._store.read(turns.get, turn)
         log = self._engine.follow(turn)
         if row is not None and row.on_disconnect == "cancel" and log is not None and not log.readers:
@@ -135,13 +122,13 @@ class Sessions:
         return await self._endings.end(session, reason)
 
     async def delete(self, session: str, principal: Principal) -> bool:
-        """Ends the session and deletes its rows as soon as no end hook is pending. Returns True if the rows are already
-        deleted, which is usually the case."""
+        """Ends the session, and deletes its rows as soon as no end hook is pending. Returns True if the rows have
+        already been deleted, which is usually the case."""
         await self.row(session, principal)
         return await self._endings.delete(session)
 
     async def row(self, session: str, principal: Principal) -> SessionRow:
-        """Returns the session, if this principal may see it."""
+        """Returns the session if this principal may see it."""
         return await queries.visible_session(self._store, session, principal)
 
     async def session(self, session: str, principal: Principal) -> SessionView:
@@ -159,7 +146,7 @@ class Sessions:
         query: str | None = None,
         everyone: bool = False,
     ) -> list[SessionView]:
-        """Returns sessions, newest first. With `everyone`, the owner sees the sessions of all principals."""
+        """Returns sessions, newest first. With `everyone`, the owner sees all principals' sessions."""
         own = None if everyone and principal.may("configure") else principal.id
         if query:
             mentions = await queries.mentioning(self._store, query, own, ended, limit)
@@ -207,28 +194,28 @@ class Sessions:
     def watch(
         self, session: str, principal: Principal, after: int = 0
     ) -> AsyncGenerator[tuple[int | None, Event], None]:
-        """Yields the events of a session: the committed rows after `after`, then live events until the reader
+        """Yields a session's events: the committed rows after `after`, then live events until the reader
         disconnects."""
         return event_stream.watch(self._components, session, principal, after)
 
     async def usage(
         self, principal: Principal, *, by: usage.By, since: float, until: float, limit: int
     ) -> tuple[list[UsageTotal], UsageTotal]:
-        """Returns the usage of models in a period. This is the principal's own usage or, with the right to see all
-        usage, everyone's."""
+        """Returns model usage in a period: the principal's own usage or, with the right to see all usage,
+        everyone's."""
         found: tuple[list[UsageTotal], UsageTotal] = await self._store.read(
             queries.usage_in, None if principal.may("see_usage") else principal.id, by, since, until, limit
         )
         return found
 
     async def usage_of(self, session: str, principal: Principal) -> UsageTotal:
-        """Returns the usage of one conversation."""
+        """Returns one conversation's usage."""
         await self.row(session, principal)
         found: UsageTotal = await self._store.read(usage.of_session, session)
         return found
 
     async def window_usage(self, session: str, principal: Principal) -> WindowUsage:
-        """Returns the contents of the context window of the model that would answer in this conversation now."""
+        """Returns how full the context window is for the model that would answer in this conversation now."""
         row = await self.row(session, principal)
         return await self._runner.window_usage(
             row, tuple(await self._store.read(settings.get_all, session, self._clock()))
@@ -242,7 +229,7 @@ class Sessions:
         )
 
     def _model_states(self) -> dict[str, ModelStatus]:
-        """Returns the state of each configured model by name, with the number of fallbacks to that model."""
+        """Returns each configured model's state by name, with the number of fallbacks to that model."""
         counts = self._runner.fallbacks.counts
         return {
             name: ModelStatus(
@@ -257,28 +244,28 @@ class Sessions:
         }
 
     def agent(self, name: str) -> AgentSettings | None:
-        """Returns the settings of an agent; None if the agent is not configured."""
+        """Returns an agent's settings, or None if the agent is not configured."""
         return self._config.agents.get(name)
 
     @property
     def idle_expiry(self) -> float | None:
-        """Seconds without a message after which a named session ends; None for never."""
+        """Seconds without a message after which a named session ends; None means never."""
         return self._config.expiry.named_idle
 
     def now(self) -> float:
-        """Returns the current time, by the clock that sessions use."""
+        """Returns the current time according to the sessions' clock."""
         return self._clock()
 
     async def is_running(self, session: str) -> bool:
         return await self._store.read(open_turns.running, session) is not None
 
     def is_extracted(self, row: SessionRow) -> bool:
-        """True if notes will be extracted from this session when it has ended."""
+        """True if notes will be extracted from this session when it ends."""
         extractor = self._components.extractor
         return extractor is not None and extractor.applies(row)
 
     async def settings_of_all(self, *, limit: int, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
-        """Returns the settings of all sessions that are in force now, newest first. For the owner only."""
+        """Returns the settings currently in force in all sessions, newest first. For the owner only."""
         return await self._store.read(settings.list_all, self._clock(), limit, before)
 
     async def audit_events(
@@ -292,8 +279,8 @@ class Sessions:
         before: tuple[float, int] | None = None,
         limit: int,
     ) -> tuple[list[AuditRow], dict[str, str]]:
-        """Returns events of the audit log, newest first, and the names of all principals by id. `principal` is an id or
-        a name. For the owner only."""
+        """Returns events from the audit log, newest first, and all principals' names by id. `principal` is an id or a
+        name. For the owner only."""
         return await self._store.read(queries.audit_events, since, kind, principal, session, host, before, limit)
 
     async def budgets_of(
@@ -316,8 +303,8 @@ class Sessions:
         return self._models.names
 
     def _view(self, row: SessionRow, found: OpenTurns, held: tuple[Any, ...] | None = None) -> SessionView:
-        """Returns the view of a session with these open turns. `held` are the session's settings. Without them, as in a
-        list, no fallback is shown."""
+        """Returns the view of a session with these open turns. `held` are the session's settings. If they are missing,
+        as in lists, no fallback is shown."""
         agent, fallbacks = self._config.agents.get(row.agent), self._runner.fallbacks
         model, fallback = agent.model if agent is not None else "", None
         if agent is not None and held is not None:
@@ -339,7 +326,7 @@ class Sessions:
     # -- for the process --
 
     async def recover(self) -> int:
-        """Continues after a restart: loads the counts of budgets, resumes open turns, and runs pending end hooks in the
+        """Continues after a restart: loads the budgets' counts, resumes open turns, and runs pending end hooks in the
         background. Returns the number of turns that continue."""
         await self._budgets.load()
         await self._count_audit_rows()
@@ -356,19 +343,19 @@ class Sessions:
         return resumed
 
     async def drain(self, within: float) -> None:
-        """Stops accepting messages. Running turns have this many seconds to finish; those that do not are parked until
+        """Stops accepting messages. Running turns get this many seconds to finish; those that do not are parked until
         the next start."""
         self._intake.close()
         await self._engine.drain(within)
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the memory, descriptors and child processes that this process holds."""
+        """The ledger of the memory, descriptors and child processes held by this process."""
         return self._presence.ledger
 
     def caches(self) -> tuple[CacheStats, ...]:
         looks = (source.caches() for source in (self._components.project_files, self.skills) if source is not None)
-        remembered = () if self.memory is None else (self.memory.stats(),)
+        remembered = () if self.memory is None else self.memory.caches()
         return (
             *self._runner.caches(),
             self._components.prompt_prefixes.stats(),
@@ -380,7 +367,7 @@ class Sessions:
         return maintenance_tasks(self._components, self._count_audit_rows, self._count_unindexed)
 
     def census(self) -> dict[str, int]:
-        """Returns the number of objects held, by kind. All numbers return to their baseline once no session is left."""
+        """Returns the number of held objects by kind. All numbers return to their baseline once no session is left."""
         stats, presence = self._engine.stats(), self._presence.stats()
         return {
             "present": presence.present,

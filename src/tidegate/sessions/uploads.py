@@ -1,8 +1,9 @@
-"""Uploads: pictures, audio clips and documents, which are stored together with their message.
+"""Uploads: pictures, audio clips and documents that are stored together with their message.
 
-A message is accepted with all of its media, or not at all. A refusal names the part of the request that caused it.
-Small media are stored in the message. Larger media are written to the session's spool before the message is durable;
-their rows are written in the same transaction as the message. A message that is not accepted leaves nothing behind.
+A message is accepted with all of its media or not at all. If it is refused, the error names the part of the request
+that caused it. Small media are stored in the message. Larger media are written to the session's spool before the
+message is durable; their rows are written in the same transaction as the message. A message that is not accepted leaves
+nothing behind.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,8 +17,8 @@ from tidegate.store import Db, Store, sessions
 from tidegate.values import Acceptance, Inbound, Media, new_id
 
 TRIES = 3
-"""The number of attempts. A named conversation may begin or end between the lookup and the acceptance, but this is
-unlikely to happen twice."""
+"""Number of attempts. A named conversation may begin or end between the lookup and the acceptance, but this is unlikely
+to happen twice."""
 
 Accept = Callable[[Inbound, UploadFolder], Awaitable[Acceptance]]
 
@@ -63,7 +64,7 @@ async def _with_media(inbound: Inbound, uploads: UploadFolder) -> Inbound:
 
 
 def _session(db: Db, inbound: Inbound) -> str | None:
-    """Returns the session that the message would go to now; None if the message would create a session."""
+    """Returns the session to which the message would go now, or None if it would create a session."""
     row = None
     if inbound.session is not None:
         row = sessions.owned(db, inbound.session, inbound.principal)

@@ -1,4 +1,4 @@
-"""Sessions and agents as callers see them. The views are values built from rows and from the live state."""
+"""Sessions and agents as callers see them. Views are values built from rows and the live state."""
 
 from typing import Any
 
@@ -40,9 +40,9 @@ class SessionView(Frozen, frozen=True, omit_defaults=False):
     """True if the model is the built-in demo model."""
     settings: dict[str, SettingView] = msgspec.field(default_factory=dict)
     fallback: FallbackState | None = None
-    """The fallback that currently answers instead of the agent's own model; None if there is none."""
+    """The fallback model that currently replaces the agent's own model, or None if there is none."""
     excerpt: str | None = None
-    """In the results of a search: the part of the latest matching message that contains the words."""
+    """In search results: the part of the latest matching message that contains the words."""
 
 
 class AgentView(Frozen, frozen=True, omit_defaults=False):

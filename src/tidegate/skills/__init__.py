@@ -1,9 +1,9 @@
-"""Skills, which are folders with instructions for one kind of task each, in the open format, and project instructions.
+"""Skills (folders with instructions for one kind of task, in the open format) and project instructions.
 
-Both are data written by others. Their size is limited, and they are read only from the configured folders. A problem
-with a skill or file is logged in one sentence and never makes a session fail. A gateway whose agents use neither skills
-nor project instructions does not import this package. `SkillLibrary` and `ProjectFiles` contribute parts of a session's
-prompt.
+Both are data written by other people. Their size is limited, and they are read only from the configured folders. A
+problem with a skill or file is logged in one sentence and never makes a session fail. A gateway whose agents use
+neither skills nor project instructions does not import this package. `SkillLibrary` and `ProjectFiles` contribute parts
+of a session's prompt.
 """
 
 from tidegate.skills.discovery import SkillDiscovery, unknown_skills

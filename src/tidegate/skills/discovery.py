@@ -1,8 +1,8 @@
 """Discovery of the skills in an agent's folders.
 
-Unchanged files are not opened: a file is read again only if its size, times or inode have changed. Its text is parsed
-once, however many agents, folders and sessions use it. A skill that cannot be used is left out with a reason, and does
-not affect other skills. The same folders always produce the same result. The functions block: call them only in worker
+Unchanged files are not opened: a file is read again only if its size, times or inode have changed. Each text is parsed
+only once, however many agents, folders and sessions use it. An unusable skill is left out with a reason and does not
+affect other skills. The same folders always produce the same result. The functions block, so call them only in worker
 threads and on the command line. The caches are thread-safe.
 """
 
@@ -22,24 +22,24 @@ from tidegate.workspaces.files import FileStamp, Mount, printable
 from tidegate.workspaces.provenance import UNTRUSTED, Reader
 
 IN_PROJECT = (".agents/skills", ".claude/skills")
-"""Folders in which programs of several vendors look for a project's skills. A folder named just `skills` is not
-included, since many projects use this name for something else."""
+"""Folders in which several vendors' programs look for a project's skills. A folder named just `skills` is not included,
+since many projects use this name for something else."""
 
 MOST = 500
-"""The maximum number of skills of one agent: nobody reads a longer list."""
+"""Maximum number of skills per agent: nobody reads a longer list."""
 
 KNOWN_FILES, KNOWN_SKILLS = 4096, 2048
 KNOWN_BYTES = 4 * 1024 * 1024
-"""Bounds of the caches, which hold names, descriptions and the like, but no instructions."""
+"""Size limit of the caches, which contain names, descriptions and the like, but no instructions."""
 
 SETTLED = 2.0
-"""The number of seconds after its last change from which a file is identified by its times. Before that, another change
-within the resolution of the clock would go unnoticed."""
+"""Number of seconds since its last change after which a file is identified by its times. Before that, another change
+within the clock's resolution would go unnoticed."""
 
 
 def skill_folders(config: Config, agent: str) -> tuple[SkillFolder, ...]:
-    """Returns the folders of an agent's skills, in order of preference. A skill that a session can write never replaces
-    one of the user's own skills."""
+    """Returns the folders with an agent's skills, in order of preference. A skill that a session can write never
+    replaces one of the user's own skills."""
     found = [
         SkillFolder(folder=config.home / "skills"),
         *(SkillFolder(folder=config.path(text)) for text in config.skills.folders),
@@ -55,7 +55,7 @@ def local_project(config: Config, agent: str) -> Path | None:
 
 
 class _Candidate(NamedTuple):
-    """A SKILL.md that was found, with its skill or the reason why it cannot be used."""
+    """A SKILL.md file, with its skill or the reason why it cannot be used."""
 
     name: str
     place: SkillFolder
@@ -79,8 +79,8 @@ class SkillDiscovery:
         )
 
     def discover(self, agent: str, reader: Reader | None = None, *, narrowed: bool = True) -> SkillSet:
-        """Returns the agent's current skills. Skills that the reader should not trust are among those left out. Without
-        `narrowed`, the restriction by the agent's settings is ignored."""
+        """Returns the agent's current skills. Skills that the reader should not trust are among those left out. Unless
+        `narrowed` is set, restrictions in the agent's settings are ignored."""
         candidates: list[_Candidate] = []
         left_out: list[RejectedSkill] = []
         for place in skill_folders(self._config, agent):
@@ -157,14 +157,14 @@ class SkillDiscovery:
 
 
 def unknown_skills(skill_set: SkillSet, wanted: Iterable[str]) -> list[str]:
-    """Returns the names of configured skills that were not found, not even as unusable skills."""
+    """Returns the names of configured skills that were not found, not even as unusable ones."""
     found = {entry.name for entry in skill_set.entries} | {left.path.parent.name for left in skill_set.left_out}
     return [name for name in wanted if name not in found]
 
 
 def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], list[RejectedSkill]]:
-    """Chooses one candidate for each name, preferably the first usable one. A user's own skill excludes a project's
-    skill of the same name even if it cannot be used."""
+    """Chooses one candidate for each name, preferably the first usable one. A user's own skill takes precedence over a
+    project's skill with the same name, even if it cannot be used."""
     chosen: dict[str, _Candidate] = {}
     left_out: list[RejectedSkill] = []
     own = {each.name: each for each in reversed(candidates) if each.place.origin == "user"}
@@ -191,7 +191,7 @@ def _same(one: _Candidate, other: _Candidate) -> bool:
 
 
 def misnamed(skill: Skill, folder: str) -> str:
-    return f'its name is "{skill.name}" and that of its folder is "{printable(folder)}"; make them equal.'
+    return f'its name is "{skill.name}", but its folder is named "{printable(folder)}"; make them equal.'
 
 
 def _why(error: InvalidSkill | OSError) -> str:

@@ -1,9 +1,9 @@
 """A cache of discovery results, for new sessions.
 
-For each agent and kind of reader, only one discovery runs at a time, and at most one every `DISCOVERY_SECONDS`. It runs
-in a worker thread, and concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example
-on a dead network share), this is logged and the session begins with the previous result. No other discovery starts
-until the hanging one has returned.
+For each agent and kind of reader, only one discovery runs at a time, at most once every `DISCOVERY_SECONDS`. It runs in
+a worker thread, and concurrent callers share its result. If a folder does not respond within `PATIENCE` (for example on
+a dead network share), this is logged and the session begins with the previous result. No other discovery starts until
+the one that hangs has returned.
 """
 
 import threading
@@ -24,22 +24,22 @@ log = Log(__name__)
 T = TypeVar("T")
 
 DISCOVERY_SECONDS = 2.0
-"""The minimum interval between two discoveries. An edit should be found by the time its author has switched to the
-chat; more frequent discovery has no benefit."""
+"""Minimum interval between two discoveries. An edit should be found by the time its author has switched to the chat;
+more frequent discovery would have no benefit."""
 
 PATIENCE = 5.0
-"""Seconds to wait for one discovery. On a local disk, a discovery takes milliseconds."""
+"""Seconds to wait for one discovery, which takes milliseconds on a local disk."""
 
 KEPT = 256
-"""The maximum number of results that are kept."""
+"""Maximum number of cached results."""
 
 KEPT_BYTES = 16 * 1024 * 1024
-"""The maximum number of bytes of these results. Each result is bounded, and their total rarely reaches a hundredth of
+"""Maximum total size of these results, in bytes. Each result is bounded, and the total rarely reaches a hundredth of
 this."""
 
 REMEMBERED = 512
-"""The maximum number of warnings that are remembered: more than an operator would fix. A warning that was forgotten is
-logged again."""
+"""Maximum number of warnings that are remembered: more than an operator would fix. A forgotten warning is logged
+again."""
 
 
 class DiscoveryKey(NamedTuple):
@@ -81,13 +81,13 @@ class DiscoveryCache(Generic[T]):
     async def _make(self, key: DiscoveryKey) -> T:
         if key not in self._running:
             self._running.add(key)
-            # A caller that is cancelled must not make the discovery count as one that hangs.
+            # If the caller is cancelled, the discovery must not count as one that hangs.
             with anyio.move_on_after(self._patience, shield=True):
                 found = await to_thread.run_sync(self._work, key, abandon_on_cancel=True)
                 self._last.put(key, found)
                 return found
             log.warning(
-                "a folder of an agent does not answer: the previous result is used; check its disk or share",
+                "an agent's folder does not respond, so the previous result is used; check its disk or share",
                 agent=key.agent,
             )
         known = self._last.get(key)
@@ -101,14 +101,14 @@ class DiscoveryCache(Generic[T]):
 
 
 async def discover(cache: DiscoveryCache[T], agent: str, principal: str, provenance: Provenance | None) -> T:
-    """Returns the result for a session of this principal with the agent."""
+    """Returns the result for one of this principal's sessions with the agent."""
     if provenance is None:
         return await cache.of(DiscoveryKey(agent))
     return await provenance.steady(principal, lambda reader: cache.of(DiscoveryKey(agent, reader)))
 
 
 class LogOnce:
-    """Logs each warning once per process, as long as it is among the last `REMEMBERED`. Thread-safe."""
+    """Logs each warning once per process, as long as it is among the last `REMEMBERED` warnings. Thread-safe."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

@@ -1,9 +1,9 @@
-"""Confined access to the files of skills and projects, by descriptor.
+"""Confined access to skill and project files, by descriptor.
 
-An opened file is always below the requested folder, even if something is replaced by a link in the meantime
-(`workspaces.files` resolves agents' own paths in the same way). Only regular files are opened, so that no read waits
-for a pipe, and reads are bounded. `InvalidSkill` means that the file must not be used, and `OSError` that the system
-refused access. Every descriptor is closed at the end of its block. The functions block: call them only in worker
+An opened file is always inside the requested folder, even if something is replaced with a link in the meantime
+(`workspaces.files` resolves agents' own paths in the same way). Only regular files are opened, so reads never wait for
+a pipe, and reads are bounded. `InvalidSkill` means that the file must not be used, and `OSError` that the system
+refused access. Every descriptor is closed at the end of its block. The functions block, so call them only in worker
 threads and on the command line.
 """
 
@@ -22,10 +22,10 @@ from tidegate.workspaces.files import FileStamp, Mount, file_stamp
 from tidegate.workspaces.files.mounts import FolderMissing, ResolvedPath, at, open_file
 
 FOLDERS = 1000
-"""The maximum number of folders in a skill folder. Each of them is examined."""
+"""Maximum number of folders in a skill folder. Each of them is examined."""
 
 DIGEST_BYTES = 1024 * 1024
-"""The number of bytes of a file that its digest covers. At most this much of a file is shown at a time."""
+"""Number of bytes of a file covered by its digest. At most this much of a file is shown at a time."""
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -44,7 +44,7 @@ class FoundFile(NamedTuple):
 
 
 class FileContent(NamedTuple):
-    """The beginning of a file, or the complete file if `complete` is True. `path` is its real path, and `digest` covers
+    """The beginning of a file, or the entire file if `complete` is True. `path` is its real path, and `digest` covers
     the part that may be shown."""
 
     data: bytes
@@ -60,15 +60,15 @@ def mount(folder: Path) -> Mount:
 
 
 def mount_of(descriptor: int) -> Mount:
-    """Returns the folder that a descriptor refers to as a mount, whatever the folder's path refers to now."""
+    """Returns the folder behind a descriptor as a mount, whatever the folder's path refers to by now."""
     link = Path(f"/proc/self/fd/{descriptor}")
     return Mount(inner=str(link.readlink()), folder=link, writable=False)
 
 
 @contextmanager
 def resolve(where: Mount, path: str) -> Iterator[ResolvedPath | None]:
-    """Resolves a path in a folder. Yields None if nothing exists there. Raises `InvalidSkill` if the path leads out of
-    the folder."""
+    """Resolves a path in a folder. Yields None if it does not exist. Raises `InvalidSkill` if the path leads out of the
+    folder."""
     with ExitStack() as stack:
         try:
             spot = stack.enter_context(at((where,), path))
@@ -120,7 +120,7 @@ def open_skill_folder(where: SkillFolder, folder: int, name: str) -> Iterator[in
 
 
 def folder_names(folder: int) -> list[str]:
-    """Returns the names of folders that could be skills, in order."""
+    """Returns, in order, the names of folders that could be skills."""
     reading = os.open(".", _READING, dir_fd=folder)
     found: list[str] = []
     try:
@@ -129,7 +129,9 @@ def folder_names(folder: int) -> list[str]:
                 if entry.name.startswith(".") or not (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
                     continue
                 if len(found) == FOLDERS:
-                    raise InvalidSkill(f"it has more than {FOLDERS} folders; move those that are not skills elsewhere.")
+                    raise InvalidSkill(
+                        f"it has more than {FOLDERS} folders; move folders that are not skills elsewhere."
+                    )
                 found.append(entry.name)
     finally:
         os.close(reading)

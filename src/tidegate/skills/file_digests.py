@@ -1,7 +1,7 @@
 """Digests of the files below a folder that may become part of a prompt.
 
-These are all files that `ProjectFiles` and `SkillLibrary` would use from that folder for any agent, up to `FILES`. The
-functions block: call them only in worker threads.
+These are all the files from that folder that `ProjectFiles` and `SkillLibrary` would use for any agent, up to `FILES`.
+The functions block, so call them only in worker threads.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tidegate.workspaces.files import FileFilter
 from tidegate.workspaces.files.walk import FolderWalk
 
 FILES = 5000
-"""The maximum number of files. Further files are not trusted, which is reported when one of them would be used."""
+"""Maximum number of files. Further files are not trusted, which is reported when one of them would be used."""
 
 
 def prompt_file_digests(config: Config, folder: Path) -> dict[str, bytes]:

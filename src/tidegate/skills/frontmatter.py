@@ -1,9 +1,9 @@
-"""The frontmatter of a SKILL.md.
+"""The frontmatter of SKILL.md files.
 
-Any input results in a `Skill` or in one sentence that says what to fix. The time is bounded by the size of the input.
-YAML is read as a stream of events: every scalar is its literal text. Tags, anchors and aliases are refused, so that no
-object is constructed and nothing is expanded; duplicate keys are refused too. The YAML library is imported when the
-first file is read.
+Any input results in a `Skill` or in a one-sentence error that says what to fix. The time needed is bounded by the size
+of the input. YAML is read as a stream of events: every scalar is its literal text. Tags, anchors and aliases are
+refused, so no object is constructed and nothing is expanded; duplicate keys are refused too. The YAML library is
+imported when the first file is read.
 """
 
 import re
@@ -15,21 +15,21 @@ from tidegate.skills.skill import Skill
 from tidegate.workspaces.files import printable
 
 FILE_BYTES = 256 * 1024
-"""The largest SKILL.md. The format's authors recommend 500 lines; this is more than ten times that."""
+"""Maximum size of a SKILL.md. The format's authors recommend at most 500 lines; this is more than ten times that."""
 
-TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move long parts into files beside it."
+TOO_LONG = f"it has more than {FILE_BYTES // 1024} KiB; move long parts into files next to it."
 
 HEAD_CHARACTERS = 16 * 1024
-"""The longest frontmatter. The fields with a limit have fewer than 2,000 characters in total."""
+"""Maximum length of the frontmatter. The fields with a length limit have fewer than 2,000 characters in total."""
 
 LONGEST_NAME, LONGEST_DESCRIPTION, LONGEST_COMPATIBILITY = 64, 1024, 500
-"""The limits in characters that the format defines."""
+"""The limits defined by the format, in characters."""
 
 DEEPEST = 16
-"""The maximum number of nested levels of lists and mappings. The format needs two."""
+"""Maximum nesting depth of lists and mappings. The format needs two levels."""
 
 SHOWN = 80
-"""The maximum number of characters of a faulty value that an error message quotes."""
+"""Maximum number of characters of a faulty value quoted in an error message."""
 
 _FENCES = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -38,7 +38,7 @@ Tree = str | list[Any] | dict[str, Any]
 
 
 class InvalidSkill(Misconfigured):
-    """The skill cannot be used. The message is the rest of a sentence that begins with its path."""
+    """The skill cannot be used. The message completes a sentence that begins with the skill's path."""
 
 
 def decoded(data: bytes) -> str:
@@ -80,7 +80,7 @@ def read(text: str) -> Skill:
 def _name(fields: dict[str, Any]) -> str:
     name = _text(fields, "name")
     if not name:
-        raise InvalidSkill("its frontmatter has no name; add one, the name of its folder.")
+        raise InvalidSkill("its frontmatter has no name; add one that is equal to the folder's name.")
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise InvalidSkill(
             f"its name {_shown(name)} must have at most {LONGEST_NAME} lower-case letters, digits and single hyphens "
@@ -108,7 +108,7 @@ def _text(fields: dict[str, Any], key: str, longest: int = HEAD_CHARACTERS) -> s
 
 
 def _metadata(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Returns the entries whose value is a plain string. Other forms, which other programs use, are ignored."""
+    """Returns the entries whose value is a plain string. Other forms, as used by other programs, are ignored."""
     value = fields.get("metadata", {})
     if value == "":
         return ()
@@ -137,7 +137,7 @@ def _shown(text: str) -> str:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]  # imported with the first file
+    import yaml  # type: ignore[import-untyped]  # imported when the first file is read
 
     try:
         tree = _tree(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
@@ -149,7 +149,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def _complaint(error: Any) -> str:
-    """Returns the library's error with its line number in the file, whose first line is the fence."""
+    """Returns the library's error with its line number in the file, in which the first line is the fence."""
     mark = getattr(error, "problem_mark", None)
     where = f" on line {mark.line + 2}" if mark is not None else ""
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
@@ -160,7 +160,7 @@ def _complaint(error: Any) -> str:
 
 
 def _tree(events: Iterable[Any]) -> Tree | None:
-    """Returns the only document in a stream of events, or None if there is none. Uses no recursion."""
+    """Returns the stream's only document, or None if there is none. Does not use recursion."""
     found: list[Tree] = []
     outer: list[_Building] = []
     for event in events:
@@ -191,7 +191,7 @@ def _tree(events: Iterable[Any]) -> Tree | None:
 
 
 class _Building:
-    """A list or mapping that is not complete yet."""
+    """A list or mapping that is still being built."""
 
     def __init__(self, value: Tree) -> None:
         self.value = value

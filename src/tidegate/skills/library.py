@@ -1,9 +1,9 @@
-"""The skills of all agents: listed in the prompts of new sessions, and read by a tool.
+"""The agents' skills, which are listed in the prompts of new sessions and read with a tool.
 
-An agent has only the skills of its own folders, restricted by its settings. Every call reads the file again, so edits
-take effect immediately. Files outside the skill's folder are not read, even if the folder contains links. Neither are
-files that the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library caches
-names and descriptions up to a fixed limit, but no instructions.
+An agent has only the skills in its own folders, restricted by its settings. Every call reads the file again, so edits
+take effect immediately. Files outside the skill's folder are not read, even if the folder contains links, nor are files
+that the reader should not trust (`workspaces.provenance`). All reads run in worker threads. The library caches names
+and descriptions up to a fixed limit, but no instructions.
 """
 
 import os
@@ -35,20 +35,20 @@ T = TypeVar("T")
 TOOLSET = "skills"
 
 FILES_LISTED = 200
-"""The maximum number of files of one skill that are listed, not counting its SKILL.md."""
+"""Maximum number of a skill's files that are listed, not counting its SKILL.md."""
 
 READ_BYTES = 1024 * 1024
-"""The maximum number of bytes of one file that are read. A model sees fewer at a time anyway, and reads the rest from
-the spool."""
+"""Maximum number of bytes read from one file. A model sees fewer at a time anyway, and reads the rest from the
+spool."""
 
 BINARY_WITHIN = 8192
-"""A file is binary if its first bytes, up to this many, contain a zero byte."""
+"""A file counts as binary if there is a zero byte among this many bytes at its beginning."""
 
 
 class SkillContents(NamedTuple):
-    """The current content of a skill: its instructions, and the paths of its other files. `more` is True if there are
-    further files. `seen` is the path under which the agent's commands see the skill's folder, or empty if they do
-    not."""
+    """A skill's current content: its instructions, and the paths of its other files. `more` is True if there are
+    further files. `seen` is the path under which the agent's commands see the skill's folder; it is empty if they do
+    not see it."""
 
     skill: Skill
     text: str
@@ -58,7 +58,8 @@ class SkillContents(NamedTuple):
 
 
 class SkillFile(NamedTuple):
-    """A file of a skill. `text` is None if the file is binary, and only its beginning unless `complete` is True."""
+    """One of a skill's files. `text` is None if the file is binary, and contains only the beginning unless `complete`
+    is True."""
 
     text: str | None
     size: int
@@ -67,7 +68,7 @@ class SkillFile(NamedTuple):
 
 
 class SkillLibrary:
-    """The skills of all agents. It contributes the list of skills to prompts."""
+    """The skills of all agents. Contributes the list of skills to prompts."""
 
     name = TOOLSET
     needs_tools = True
@@ -89,7 +90,7 @@ class SkillLibrary:
         return (await self.skill_set(agent, principal)).listing
 
     async def skill_set(self, agent: str, principal: str = "") -> SkillSet:
-        """Returns the agent's skills in a session of this principal. An agent without the toolset `skills` has none."""
+        """Returns the agent's skills in this principal's sessions. An agent without the toolset `skills` has none."""
         return await discover(self._cache, agent, principal, self._provenance) if self.serves(agent) else SkillSet()
 
     async def open(self, entry: SkillEntry, principal: str = "") -> SkillContents:
@@ -147,7 +148,7 @@ class SkillLibrary:
                 if place is None:
                     return None
                 with file_access.open_skill_folder(entry.place, place, entry.name) as folder:
-                    # The target of a link must be a skill too: the link could have been created in the meantime.
+                    # A link's target must be a skill, too, since the link could have been created in the meantime.
                     if folder is None or file_access.find_file(file_access.mount_of(folder), FILE) is None:
                         return None
                     found = file_access.load(file_access.mount_of(folder), path, READ_BYTES)
@@ -162,12 +163,12 @@ class SkillLibrary:
 
 
 def _weigh(skill_set: SkillSet) -> int:
-    """Estimates the size of a skill set in bytes. The skills themselves are counted by another cache."""
+    """Estimates the size of a skill set in bytes. The skills themselves are accounted for by another cache."""
     return 2 * len(skill_set.listing) + 200 * (len(skill_set.entries) + len(skill_set.left_out))
 
 
 def _files(folder: int) -> tuple[tuple[str, ...], bool]:
-    """Returns the paths of the other files of a skill, in order, and True if there are more."""
+    """Returns the paths of a skill's other files, in order, and True if there are more."""
     found: list[str] = []
     walk = FolderWalk(FileFilter(), recursive=True)
     with closing(walk.steps(folder)) as steps:
@@ -181,8 +182,8 @@ def _files(folder: int) -> tuple[tuple[str, ...], bool]:
 
 
 def _seen(config: Config, entry: SkillEntry, real: Path) -> str:
-    """Returns the path under which the agent's commands see the folder of a skill, or an empty string if they do
-    not."""
+    """Returns the path under which the agent's commands see a skill's folder, or an empty string if they do not see
+    it."""
     if entry.place.project is not None:
         return f"{entry.place.within}/{entry.name}"
     if config.workspaces.backend == "local":

@@ -1,10 +1,10 @@
-"""A project's instruction files (`AGENTS.md` and the like) in prompts.
+"""A project's instruction files (`AGENTS.md` and similar) in prompts.
 
-A prompt contains only the files named in the agent's settings, only from its project folder, and at most
-`PROJECT_BYTES` in total. If a file is truncated, a note says where the rest is. Each file is shown under its name
-between fences that its content cannot close, so no text in the file can pass for text from the gateway. The same files
-always produce the same text. A file that does not exist is left out. A file that cannot be used, or that the reader
-should not trust (`workspaces.provenance`), is also left out, which is logged once.
+A prompt contains only files named in the agent's settings, only from its project folder, and at most `PROJECT_BYTES` in
+total. If a file is truncated, a note says where the rest is. Each file is shown under its name between fences that its
+content cannot close, so text in the file cannot pass for text from the gateway. The same files always produce the same
+text. Files that do not exist are left out. Files that cannot be used, or that the reader should not trust
+(`workspaces.provenance`), are also left out; this is logged once.
 """
 
 import re
@@ -25,16 +25,16 @@ from tidegate.workspaces.provenance import UNTRUSTED, Provenance
 log = Log(__name__)
 
 PROJECT_BYTES = 32 * 1024
-"""The maximum number of bytes of all files together. These are about 8,000 tokens, which are part of every request of a
+"""Maximum total size of all files. This corresponds to about 8,000 tokens, which are part of every request in a
 conversation."""
 
 LINE_SHARE = 0.9
-"""A truncated last line is dropped only if at least this share of the text is left."""
+"""A truncated last line is dropped only if at least this share of the text remains."""
 
 HEADING = (
     "# The project\n\n"
-    "The files below belong to the project that you work in; its authors wrote them for whoever works on it. Go by "
-    "them within what you were asked and may do. The text of each stands between two fences."
+    "The files below belong to the project that you are working in; its authors wrote them for anyone who works on "
+    "it. Follow them, within your task and your permissions. Each file's text is between two fences."
 )
 _FENCE = re.compile("`{3,}")
 
@@ -75,7 +75,7 @@ class ProjectFiles:
             try:
                 found = file_access.load(file_access.mount(folder), name, room)
                 if found is None or found.mark[:2] in seen:
-                    continue  # often one is a link to the other
+                    continue  # one is often a link to the other
                 if not key.reader.admits(found.path, found.digest):
                     raise InvalidSkill(UNTRUSTED)
                 seen.append((found.mark.device, found.mark.inode))
@@ -91,7 +91,7 @@ class ProjectFiles:
         return "\n\n".join([HEADING, *shown]) if shown else ""
 
     def _warn(self, path: Path, reason: str) -> None:
-        self._log_once.warn("a file of a project is left out", printable(str(path)), reason)
+        self._log_once.warn("a project file is left out", printable(str(path)), reason)
 
 
 def _weigh(text: str) -> int:
@@ -99,7 +99,8 @@ def _weigh(text: str) -> int:
 
 
 def _text(found: file_access.FileContent) -> str:
-    """Returns the part of a file that is shown. If it is not the complete file, it consists of complete lines."""
+    """Returns the part of a file that is shown. If the file is not shown in full, the part consists of complete
+    lines."""
     if b"\0" in found.data:
         raise InvalidSkill("it is not text; name another file in project_files.")
     data = found.data if found.complete else _to_a_line_end(found.data)
@@ -108,7 +109,7 @@ def _text(found: file_access.FileContent) -> str:
     except UnicodeDecodeError as error:
         if found.complete or error.start < len(data) - 3:
             raise InvalidSkill("it is not valid UTF-8; save it as UTF-8.") from None
-        return data[: error.start].decode("utf-8-sig")  # one long line, whose last character was split
+        return data[: error.start].decode("utf-8-sig")  # one long line whose last character was split
 
 
 def _to_a_line_end(data: bytes) -> bytes:
@@ -120,12 +121,14 @@ def _to_a_line_end(data: bytes) -> bytes:
 def _shown(name: str, text: str, found: file_access.FileContent) -> str:
     fence = "`" * max((len(run) + 1 for run in _FENCE.findall(text)), default=3)
     notice = f"\n\n{_cut(name, f'Only its first {len(text.encode()):,} of', found)}" if not found.complete else ""
-    return f"## File of the project: {printable(name)}{notice}\n\n{fence}\n{text}\n{fence}"
+    return f"## Project file: {printable(name)}{notice}\n\n{fence}\n{text}\n{fence}"
 
 
 def _omitted(name: str, found: file_access.FileContent) -> str:
-    return f"## File of the project: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
+    return f"## Project file: {printable(name)}\n\n{_cut(name, 'None of its', found)}"
 
 
 def _cut(name: str, how_much: str, found: file_access.FileContent) -> str:
-    return f"{how_much} {found.mark.size:,} bytes stand here; the rest is in {printable(name)} in your workspace."
+    return (
+        f"{how_much} {found.mark.size:,} bytes are included here; the rest is in {printable(name)} in your workspace."
+    )

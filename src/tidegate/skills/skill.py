@@ -1,9 +1,9 @@
-"""Skills as immutable values, and their list in prompts.
+"""Skills as immutable values, and the list of skills in prompts.
 
-A `Skill` is the content of a file, wherever it is. A `SkillFolder` is a folder that is searched for skills, and defines
+A `Skill` is a file's content, wherever the file is. A `SkillFolder` is a folder that is searched for skills; it defines
 how far links may lead. A `SkillSet` is the result of one discovery for one agent.
 
-The same skills always produce the same list, of at most `LISTED_BYTES`, in the order of their names. Each skill has one
+The same skills always produce the same list, ordered by name and at most `LISTED_BYTES` long. Each skill is on one
 line, from which its description cannot break out. The list says how many skills did not fit and how to find them.
 """
 
@@ -17,20 +17,20 @@ from tidegate.workspaces.files import printable
 FILE = "SKILL.md"
 
 LISTED_BYTES = 16 * 1024
-"""The largest list of skills, with about 4,000 tokens, which are part of every request of a conversation. It has space
-for about sixty skills of usual length."""
+"""Maximum size of the list of skills. This corresponds to about 4,000 tokens, which are part of every request in a
+conversation, and is enough for about sixty skills of typical length."""
 
 HEADING = (
     "# Skills\n\n"
     "A skill is a folder with instructions, and often further files, for one kind of task. When a task fits a "
-    "description below, read the skill with the tool `skill` before you begin, and go by what it says within what you "
-    "were asked and may do. Each line is a skill's name and what its author says of it:\n\n"
+    "description below, read the skill with the tool `skill` before you begin, and follow it, within your task and "
+    "your permissions. Each line contains a skill's name and its author's description:\n\n"
 )
 _REST = "\n{count} more are not listed here: `skill` without a name lists all."
 
 
 class Skill(Frozen, frozen=True):
-    """The frontmatter of a SKILL.md. `tools` are the tools that its author expects. They grant no permissions."""
+    """The frontmatter of a SKILL.md. `tools` are the tools that its author expects; they grant no permissions."""
 
     name: str
     description: str
@@ -41,9 +41,9 @@ class Skill(Frozen, frozen=True):
 
 
 class SkillFolder(Frozen, frozen=True):
-    """A folder that may contain skills, each in a folder of its name. A project's skill folder is at the path `within`
-    in the folder `project`, and links must not lead out of the project. The user's own skill folders may contain links
-    to anywhere."""
+    """A folder that may contain skills, each in a subfolder with the skill's name. A project's skill folder is at path
+    `within` in the folder `project`, and links must not lead out of the project. The user's own skill folders may
+    contain links to anywhere."""
 
     folder: Path
     project: Path | None = None
@@ -55,7 +55,7 @@ class SkillFolder(Frozen, frozen=True):
 
 
 class SkillEntry(Frozen, frozen=True):
-    """A skill that an agent has."""
+    """A skill available to an agent."""
 
     skill: Skill
     place: SkillFolder
@@ -70,8 +70,8 @@ class SkillEntry(Frozen, frozen=True):
 
 
 class RejectedSkill(Frozen, frozen=True):
-    """A skill that was found but is not used, with the reason as the rest of a sentence. If `covered` is True, the
-    skill is valid, but another skill of the same name takes precedence."""
+    """A skill that was found but is not used. The reason is phrased as the rest of a sentence. If `covered` is True,
+    the skill is valid, but another skill with the same name takes precedence."""
 
     path: Path
     why: str
@@ -79,7 +79,7 @@ class RejectedSkill(Frozen, frozen=True):
 
     @property
     def where(self) -> str:
-        """The path for display."""
+        """The path as displayed."""
         return printable(str(self.path))
 
     def __str__(self) -> str:
@@ -87,8 +87,7 @@ class RejectedSkill(Frozen, frozen=True):
 
 
 class SkillSet(Frozen, frozen=True):
-    """The skills of one agent, in the order of their names, and the skills that were left out. `listing` is the text
-    for its prompts."""
+    """One agent's skills, ordered by name, and the skills that were left out. `listing` is the text for its prompts."""
 
     entries: tuple[SkillEntry, ...] = ()
     left_out: tuple[RejectedSkill, ...] = ()

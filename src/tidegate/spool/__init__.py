@@ -1,7 +1,7 @@
 """The spool: long results and media on disk, and their excerpts.
 
-Models see bounded excerpts, and can read the rest for as long as the transcript refers to it. The gateway never keeps
-more of a result in memory than its excerpt.
+Models see bounded excerpts, and can read the rest as long as the transcript refers to it. The gateway never keeps more
+than the excerpt of a result in memory.
 """
 
 from tidegate.spool.excerpts import bound_text

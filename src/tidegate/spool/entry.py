@@ -1,8 +1,8 @@
-"""Writing one result to the spool: first its file, then its row.
+"""Writing a result to the spool: first its file, then its row.
 
-A result is stored completely or not at all: its row is written only when the file is complete. If the disk refuses the
-file, or the file exceeds the session's quota, it is removed, `lost` gives the reason, and the caller can continue. If
-writing is cancelled, at most a file is left behind, which the next sweep removes. The caller must end an entry with
+A result is stored completely or not at all: its row is written only when the file is complete. If the file cannot be
+written, or exceeds the session's quota, it is removed, `lost` contains the reason, and the caller can continue. If
+writing is cancelled, at most a file is left behind, which the next sweep removes. The caller must finish an entry with
 `keep` or `drop`.
 """
 
@@ -22,9 +22,9 @@ log = Log(__name__)
 QUOTA = "this conversation has used up its limits.spool_bytes"
 
 UNSPOOLED_BYTES = 2 * 1024 * 1024
-"""The limit, per turn or per message of a caller, for media stored inside messages because the spool refused them. It
-is enough for a photograph that fills a screen, or for two minutes of speech. These media stay in memory with their
-conversation, at most 128 MiB in all turns together (limits.turns)."""
+"""The limit, per turn or per message from a caller, for media that are stored inside messages because the spool refused
+them. It is enough for a full-screen photograph or for two minutes of speech. These media stay in memory with their
+conversation: at most 128 MiB for all turns together (limits.turns)."""
 
 
 FILE_MODE = 0o600
@@ -32,11 +32,11 @@ FOLDER_MODE = 0o700
 
 
 class FileWriter:
-    """Writes one file of the spool.
+    """Writes one file in the spool.
 
     The file is always new, private to the gateway, and opened without following links. The methods block and are called
-    in threads, in any order: the descriptor is closed exactly once and a dropped file is removed, even if a cancelled
-    caller leaves a thread behind. The caller must call `close` or `drop` at the end."""
+    in threads, in any order: the descriptor is closed exactly once, and a dropped file is removed even if a cancelled
+    caller leaves a thread behind. The caller must finally call `close` or `drop`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class FileWriter:
                 view = view[os.write(self._fd, view) :]
 
     def close(self) -> None:
-        """Closes the file and keeps it. Raises OSError if the disk reports a delayed error."""
+        """Closes the file and keeps it. Raises OSError if the disk reports an error belatedly."""
         with self._lock:
             self._end()
 
@@ -102,16 +102,16 @@ class InlineAllowance:
 
 
 class EntryFolder(Protocol):
-    """The destination of an entry: a session's folder and its remaining quota."""
+    """An entry's destination: a session's folder and its remaining quota."""
 
     unspooled: InlineAllowance
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """Returns a new id, a writer for its file, and the maximum size. From now on, the sweep ignores the file."""
+        """Returns a new id, a writer for its file, and the maximum size. From then on, the sweep ignores the file."""
         ...
 
     async def keep(self, id: str, bytes: int, lines: int, media_type: str) -> str:
-        """Writes the row. Returns an empty string, or the reason if it was refused."""
+        """Writes the row. Returns the reason if it was refused, otherwise an empty string."""
         ...
 
     def refuse(self, error: OSError | None) -> None:
@@ -162,8 +162,8 @@ class SpoolEntry:
         except OSError as error:
             await self._refuse(error)
             return
-        # From here on the row may be committed even if we are cancelled, so the file must not be removed. If the row is
-        # not committed, the sweep removes the file.
+        # From here on, the row may be committed even if we are cancelled, so the file must not be removed. If the row
+        # is not committed, the sweep removes the file.
         sink, self._sink = self._sink, None
         why = ""
         try:
@@ -181,7 +181,7 @@ class SpoolEntry:
             self.id = self._name
 
     async def drop(self) -> None:
-        """Removes the file unless it was kept. The removal is completed even if the caller is cancelled repeatedly."""
+        """Removes the file unless it has been kept. The file is removed even if the caller is cancelled repeatedly."""
         sink, self._sink = self._sink, None
         interrupted: asyncio.CancelledError | None = None
         while sink is not None:
@@ -199,7 +199,7 @@ class SpoolEntry:
             raise interrupted
 
     async def _refuse(self, error: OSError) -> None:
-        await self._lose(f"the disk refused it ({error.strerror})", error)
+        await self._lose(f"it could not be written ({error.strerror})", error)
 
     async def _lose(self, why: str, error: OSError | None = None) -> None:
         self.lost = why

@@ -1,16 +1,16 @@
-"""Excerpts of long text: the beginning, a line about the omission, and the end.
+"""Excerpts of long texts: the beginning, a line about the omission, and the end.
 
 Text within both limits is returned unchanged. Longer text is cut to fit both limits, including the line that says how
-much was left out and how to get it. Characters are never split. Invalid bytes are replaced with question marks, so the
-text keeps its length and the counts are correct.
+much was left out and how to read it. Characters are never split. Invalid bytes are replaced with question marks, so the
+text's length does not change and the counts are correct.
 """
 
 from tidegate.text_parts import char_start
 
 HOW_TO_GET = "ask for a smaller part to see it"
 HEAD_SHARE = 0.6
-"""The share of an excerpt that the beginning of the text gets, which shows what the text is. The end often contains the
-result or the error."""
+"""The share of an excerpt taken from the beginning of the text, which shows what the text is about. The end often
+contains the result or the error."""
 
 
 def clean(data: bytes) -> bytes:
@@ -44,12 +44,12 @@ def excerpt(
     hint: str = HOW_TO_GET,
 ) -> str:
     """Returns the excerpt of a text that exceeds the limits. `beginning` and `end` are either the whole text or at
-    least `max_bytes` long. Both must be valid UTF-8, except where they were cut."""
+    least `max_bytes` long. Both must be valid UTF-8 except where they have been cut."""
     space = max_bytes - len(_notice(total, total_lines, total, total_lines, hint).encode())
     lines = max(0, max_lines - 1)
     head_lines = min(lines, int(lines * HEAD_SHARE) + 1)
     head = _head(beginning, int(space * HEAD_SHARE), head_lines)
-    # `end` may overlap the part of the beginning that is already in the excerpt.
+    # `end` may overlap with the part of the beginning that is already in the excerpt.
     overlap = max(0, len(head) - (total - len(end)))
     tail = _tail(end[overlap:], space - len(head), lines - head_lines)
     left = max(1, total - len(head) - len(tail))
@@ -64,7 +64,7 @@ def _notice(left: int, left_lines: int, total: int, total_lines: int, hint: str)
 
 
 def _head(data: bytes, space: int, lines: int) -> bytes:
-    """Returns the longest beginning within both limits. It ends with a complete line, unless that would leave more than
+    """Returns the longest beginning within both limits. It ends with a complete line unless that would leave more than
     half of the space unused."""
     if space <= 0 or lines <= 0:
         return b""
@@ -82,8 +82,8 @@ def _head(data: bytes, space: int, lines: int) -> bytes:
 
 
 def _tail(data: bytes, space: int, lines: int) -> bytes:
-    """Returns the longest end within both limits. It begins with a complete line, unless that would leave more than
-    half of the space unused."""
+    """Returns the longest end within both limits. It begins with a complete line unless that would leave more than half
+    of the space unused."""
     if space <= 0 or lines <= 0:
         return b""
     start = len(data)

@@ -1,7 +1,7 @@
-"""The folders of the spool: listing and sharing files, and removing orphans. All functions block: call them in threads.
+"""The spool's folders: listing and sharing files, and removing orphans. All functions block, so call them in threads.
 
-Only files that the spool has named are touched, so files that belong to an operator or a file system stay in place. A
-file that cannot be removed is logged and left to the next sweep. Links are not followed.
+Only files with names given by the spool are touched, so files that belong to an operator or a file system stay in
+place. If a file cannot be removed, this is logged and the file is left to the next sweep. Links are not followed.
 """
 
 import math
@@ -16,25 +16,25 @@ log = Log(__name__)
 
 _FOLDER = re.compile(r"s_\w+")
 _FILE = re.compile(r"((?:sp|pr)_\w+)(?:\.\w+)*")
-"""The file of a result is named after its id, and the output of a process after the id of the process."""
+"""A result's file is named after its id, and a process's output after the process's id."""
 
 
 def folders(root: Path) -> dict[str, float]:
-    """Returns the sessions that have a folder, each with the time at which the folder last changed."""
+    """Returns the sessions that have a folder, each with the time of the folder's last change."""
     found: dict[str, float] = {}
     try:
         with os.scandir(root) as entries:
             for entry in entries:
                 if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
-    except FileNotFoundError:  # nothing was spooled yet
+    except FileNotFoundError:  # nothing has been spooled yet
         return {}
     return found
 
 
 def files(folder: Path, before: float) -> dict[str, str]:
-    """Returns the files in the folder that were last written before this time, each with the id that its name starts
-    with."""
+    """Returns the files in the folder that were last written before this time, each with the id at the start of its
+    name."""
     found: dict[str, str] = {}
     try:
         with os.scandir(folder) as entries:
@@ -48,7 +48,7 @@ def files(folder: Path, before: float) -> dict[str, str]:
 
 
 def link(source: Path, target: Path) -> None:
-    """Hard-links the results in one folder into another one. Process logs are skipped, since they are not results."""
+    """Hard-links the results in one folder into another. Process logs are skipped, since they are not results."""
     names = [name for name, id in files(source, math.inf).items() if id.startswith("sp_")]
     if names:
         target.mkdir(mode=0o700, exist_ok=True)

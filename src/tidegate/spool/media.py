@@ -1,11 +1,11 @@
-"""Prepares pictures, audio and documents for models, within the limits of all providers.
+"""Preparation of pictures, audio and documents for models, within all providers' limits.
 
-Small media is stored inline, larger media in the spool. The same limits apply to media from files, servers and callers.
-The type is detected from the first bytes, never from the name. The gateway itself never decodes media and holds at most
-a chunk at a time: a child process reads the media from a descriptor and writes the result to an anonymous file in
-memory. Pictures may be scaled down. Audio and documents are either passed on unchanged or refused, and documents are
-not parsed. Media that the spool refuses is stored inside its message with a note, up to UNSPOOLED_BYTES per turn. Each
-error is one sentence for the model."""
+Small media are stored inline, larger media in the spool. The same limits apply to media from files, servers and
+callers. The type is detected from the first bytes, never from the name. The gateway itself never decodes media and has
+at most one chunk in memory at a time: a child process reads the media from a descriptor and writes the result to an
+anonymous in-memory file. Pictures may be scaled down. Audio and documents are either passed on unchanged or refused,
+and documents are not parsed. Media that the spool refuses are stored inside their message with a note, up to
+UNSPOOLED_BYTES per turn. Each error is one sentence for the model."""
 
 import contextlib
 import importlib.util
@@ -24,16 +24,16 @@ from tidegate.spool.jobs.runner import JobRunner
 from tidegate.values import PDF, Media
 
 SIDE = 2000
-"""Maximum length of each side of a picture in pixels. Every provider accepts this without scaling."""
+"""Maximum length of each side of a picture in pixels. All providers accept this without scaling."""
 
 SHOWN_BYTES = 4_500_000
-"""Maximum size of a picture that is sent. The strictest provider accepts 5 MB."""
+"""Maximum size of pictures that are sent. The strictest provider accepts 5 MB."""
 
 SOUND_BYTES = 20_000_000
 """Maximum size of audio that providers accept and that fits into a request (agent/conversation.py)."""
 
 SOUND_SECONDS = 3600
-"""Maximum duration of audio. An hour takes up most of the window of models with audio input."""
+"""Maximum duration of audio. An hour takes up most of the window of a model with audio input."""
 
 DOCUMENT_BYTES = 20_000_000
 """Maximum size of a document. The strictest provider accepts requests of 32 MB, and base64 adds a third. This size also
@@ -43,11 +43,11 @@ INLINE_BYTES = 256 * 1024
 """Maximum size of a picture, audio file or document that is stored, and kept in memory, together with its message."""
 
 PIXELS = 50_000_000
-"""Maximum number of pixels in a picture that is decoded. The largest cameras produce this many; more is a mistake or an
+"""Maximum number of pixels in a picture that is decoded. The best cameras produce this many; more is a mistake or an
 attack."""
 
 SOURCE_BYTES = 256 * 1024 * 1024
-"""Maximum size of a picture file that is read."""
+"""Maximum size of picture files that are read."""
 
 MEMORY_BYTES = 768 * 1024 * 1024
 """Memory limit of the child process. It is enough for two copies of a picture with the maximum number of pixels, since
@@ -66,7 +66,7 @@ LOADED_BYTES = max(SHOWN_BYTES, SOUND_BYTES, DOCUMENT_BYTES)
 """Maximum size of any stored media."""
 
 CONVERT = 'convert it with a command such as "ffmpeg -i IN -ac 1 OUT.mp3"'
-"""Advice in the error for audio that is not accepted."""
+"""Advice given in the error for audio that is not accepted."""
 
 
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
@@ -74,8 +74,8 @@ _DOCUMENT = b"%PDF-"
 
 
 def seems_media(head: bytes) -> bool:
-    """True if a file that starts with `head` should be handled as a picture or audio and not be read as text. This
-    includes unsupported audio formats, whose error says what to do."""
+    """True if a file that starts with `head` should be treated as a picture or audio and not be read as text. This
+    includes unsupported audio formats, for which the error says what to do."""
     return (
         bool(audio_header.kind(head)) or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
     )
@@ -121,7 +121,7 @@ class MediaPreparer:
             return kept
         if not await to_thread.run_sync(_pillow):
             raise _left_out_error(shown, lost, size)
-        # A picture that cannot be stored on disk can still be shown if it is small enough to go into its message.
+        # A picture that cannot be stored on disk can still be shown if it is small enough to be stored in its message.
         space = max(place.unspooled.left, INLINE_BYTES)
         with _memory_file() as output:
             made = await self._scale(input, output, space, f"{shown} ({lost})")
@@ -145,7 +145,7 @@ class MediaPreparer:
         if size > DOCUMENT_BYTES:
             raise ToolFailed(f"{given}: it has {size} bytes, and at most {DOCUMENT_BYTES} can be sent to a model.")
         with _memory_file() as output:
-            # A copy, since the file may change while it is stored.
+            # Make a copy, since the file may change while it is being stored.
             for start in range(0, size, CHUNK_BYTES):
                 os.sendfile(output, input, start, min(CHUNK_BYTES, size - start))
                 await lowlevel.checkpoint()
@@ -183,8 +183,8 @@ class MediaPreparer:
 
 
 async def _store(made: Media, output: int, place: EntryFolder) -> tuple[Media, str]:
-    """Stores the result of a job. Returns the media with its bytes or spool id, and the reason if the media could not
-    be stored."""
+    """Stores a job's result. Returns the media with their bytes or spool id, and the reason if they could not be
+    stored."""
     size = os.fstat(output).st_size
     if size <= INLINE_BYTES:
         return _inline(made, output, size), ""
@@ -206,13 +206,13 @@ def _printable(name: str) -> str:
 def _left_out_error(what: str, lost: str, size: int) -> MediaLeftOut:
     return MediaLeftOut(
         f"{what}: {lost}, and it is too large ({size} bytes) to be stored in its message instead ({UNSPOOLED_BYTES} "
-        "bytes per turn in all); make it smaller, or free some space."
+        "bytes per turn in total); make it smaller, or free some space."
     )
 
 
 async def _store_in_spool(output: int, size: int, media_type: str, place: EntryFolder) -> SpoolEntry:
-    """Writes an entry in chunks. The chunks are read here and not in the thread: a cancelled caller may leave the
-    thread behind, and it must not use a descriptor that has been closed."""
+    """Writes an entry in chunks. The chunks are read here and not in the thread, because a cancelled caller may leave
+    the thread behind, and it must not use a descriptor that has been closed."""
     entry = SpoolEntry(place)
     try:
         await entry.begin()
@@ -239,7 +239,7 @@ async def _open_source(source: bytes | int) -> AsyncIterator[int]:
 
 @contextlib.contextmanager
 def _memory_file() -> Iterator[int]:
-    """Creates an anonymous file in memory, which disappears when it is closed."""
+    """Creates an anonymous in-memory file, which disappears when it is closed."""
     fd = os.memfd_create("media")
     try:
         yield fd

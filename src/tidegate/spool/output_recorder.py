@@ -1,8 +1,8 @@
-"""A recorder for output that streams in.
+"""A recorder for streamed output.
 
-However long the output is, memory contains only its beginning, its end and one buffer. Output that is short enough for
-a model to see in full stays inline. Longer output is written to the session's spool in full, byte for byte. If the disk
-refuses it or the session's quota is used up, recording continues, and the excerpt reports the loss. A recorder that is
+However long the output is, only its beginning, its end and one buffer are in memory. Output that is short enough for a
+model to see in full stays inline. Longer output is written to the session's spool in full, byte for byte. If the disk
+refuses it or the session's quota is used up, recording continues, and the excerpt mentions the loss. A recorder that is
 exited without `finish` leaves nothing behind. The result does not depend on the sizes of the pieces in which output
 arrives.
 """
@@ -13,8 +13,8 @@ from tidegate.spool.entry import EntryFolder, SpoolEntry
 from tidegate.spool.excerpts import clean, excerpt
 
 BUFFER_BYTES = 256 * 1024
-"""The number of bytes written at a time: small enough to keep in memory, and large enough that a gigabyte takes only
-4,000 writes."""
+"""Number of bytes written at a time: small enough to keep in memory, yet large enough that a gigabyte takes only 4,000
+writes."""
 
 
 class OutputRecorder:
@@ -38,7 +38,7 @@ class OutputRecorder:
 
     @property
     def spooled(self) -> str:
-        """The id of the complete output after `finish`. Empty if the output is inline or was lost."""
+        """The id of the complete output, set by `finish`. Empty if the output is inline or was lost."""
         return self._entry.id
 
     async def __aenter__(self) -> "OutputRecorder":
@@ -51,7 +51,7 @@ class OutputRecorder:
 
     @property
     def held(self) -> int:
-        """The number of bytes in memory."""
+        """The number of bytes kept in memory."""
         return len(self._head) + len(self._tail) + len(self._buffer)
 
     async def write(self, data: bytes) -> None:

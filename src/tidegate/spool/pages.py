@@ -1,7 +1,7 @@
-"""Reads a spooled result page by page.
+"""Reading a spooled result page by page.
 
-Every byte of the file is on some page. Each page says how to get the next one: by line, or by byte within a line that
-is longer than a page. Pages are limited in bytes and lines. Finding a page needs at most one chunk of memory."""
+Every byte of the file is on some page. Each page says how to request the next one: by line or, within a line that is
+longer than a page, by byte. Pages are limited in bytes and lines. Finding a page needs at most one chunk of memory."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,8 @@ class PageRequest(Frozen, frozen=True):
 
 
 def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
-    """Reads a page. Blocks: call it in a thread started by anyio. Raises FileNotFoundError if the file is gone."""
+    """Reads a page. Blocks, so call it in a thread started by anyio. Raises FileNotFoundError if the file no longer
+    exists."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if wanted.byte is None:
@@ -36,7 +37,7 @@ def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
             start = wanted.byte
         else:
             raise ToolFailed(f"Byte {wanted.byte} is past the end: the result has {size} bytes.")
-        # One byte more than fits, to see whether anything follows.
+        # Read one byte more than fits, to see whether anything follows.
         data = os.pread(file.fileno(), wanted.max_bytes + 1, start)
     end, lines = page_end(data, wanted.lines, wanted.max_bytes)
     text = clean(data[:end]).decode()

@@ -1,8 +1,8 @@
-"""Searches spooled results and texts line by line.
+"""Line-by-line search of spooled results and texts.
 
 `search` searches one result for a model. `search_files` searches several results, and `search_texts` searches texts in
 memory. Matches are reported in order, each with its line, byte and context. Time, memory and output are limited: text
-is read in blocks, and an incomplete search reports where to continue. Searches run in worker threads, in which
+is read in blocks, and an incomplete search reports where to continue. Searches run in worker threads;
 `tidegate.line_search` is fast for every pattern.
 """
 
@@ -21,15 +21,15 @@ from tidegate.text_parts import char_start
 from tidegate.values import Frozen
 
 SECONDS = 10.0
-"""The time limit of a search, after which it stops and reports its position. It is several times the time needed for a
-gigabyte of short lines."""
+"""Time limit for a search, after which it stops and reports its position. A gigabyte of short lines takes a fraction of
+this."""
 
 AROUND = 120
-"""Bytes of context before and after a match. Text that is shown as context of one match is not searched for the next
-one in the same line."""
+"""Bytes of context before and after a match. Text shown as the context of one match is not searched for the next match
+in the same line."""
 
 PLACE_BYTES = 32
-"""Bytes reserved for the line and byte numbers of a match."""
+"""Bytes reserved for a match's line and byte numbers."""
 
 
 class ResultQuery(Frozen, frozen=True):
@@ -46,7 +46,7 @@ class ResultQuery(Frozen, frozen=True):
 
 
 async def search(workers: JobRunner, path: Path, query: ResultQuery) -> str:
-    """Searches one result. Raises FileNotFoundError if the file is gone."""
+    """Searches one result. Raises FileNotFoundError if the file no longer exists."""
     return await workers.in_thread(_search_result, path, query)
 
 
@@ -67,7 +67,7 @@ def _search_result(path: Path, query: ResultQuery) -> str:
 
 
 class _Room:
-    """The remaining limits of a search. After the search, `next` is the byte to continue from, or None if
+    """What remains of a search's limits. After the search, `next` is the byte from which to continue, or None if
     everything was searched, and `late` is true if the time ran out."""
 
     def __init__(self, limit: int, max_bytes: int, seconds: float) -> None:
@@ -98,7 +98,7 @@ class _Room:
 def _matches(
     file: IO[bytes], pattern: LinePattern, room: _Room, byte: int = 0, offset: int = 0
 ) -> Iterator[tuple[Match, str]]:
-    """Yields each match from `byte` on and after `offset` lines, with its excerpt, as long as there is room."""
+    """Yields the matches from `byte` on and after `offset` lines, each with its excerpt, as long as there is room."""
     for block in blocks(file.read):
         if room.is_late(block.byte + block.first):
             return
@@ -139,7 +139,7 @@ class SearchTerms(Frozen, frozen=True):
 
 
 class SearchMatch(NamedTuple):
-    """A match in the result or text with the index `number`."""
+    """A match in the result or text with index `number`."""
 
     number: int
     text: str
@@ -148,8 +148,8 @@ class SearchMatch(NamedTuple):
 
 
 class SearchMatches(Frozen, frozen=True):
-    """The result of a search. `next` is the position to continue from, as (index of the result or text, byte), or None
-    if everything was searched. `late` is true if the time ran out. `gone` lists files that do not exist."""
+    """The result of a search. `next` is the position from which to continue, as (index of the result or text, byte), or
+    None if everything was searched. `late` is true if the time ran out. `gone` lists files that do not exist."""
 
     found: tuple[SearchMatch, ...]
     next: tuple[int, int] | None = None
@@ -179,7 +179,7 @@ def _search_files(paths: Sequence[Path], terms: SearchTerms, byte: int) -> Searc
 
 
 async def search_texts(workers: JobRunner, texts: Iterable[str], terms: SearchTerms) -> SearchMatches:
-    """Searches these texts for at most one match in each."""
+    """Searches these texts for at most one match each."""
     return await workers.in_thread(_search_texts, texts, terms)
 
 

@@ -1,6 +1,6 @@
 """A session's folder in the spool, with the session's quota and rows.
 
-Rows are written only within the session's quota. The rows of a message's uploads (`UploadFolder`) are written in the
+Rows are written only within the session's quota. The rows for a message's uploads (`UploadFolder`) are written in the
 transaction that accepts the message. If that transaction is not committed, the uploaded files are removed. If its
 outcome is unknown, they are left to the sweep.
 """
@@ -23,7 +23,7 @@ log = Log(__name__)
 
 
 class SessionFolder:
-    """The destination of one result of a session."""
+    """The destination for one of a session's results."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class _Upload(NamedTuple):
 
 
 class UploadFolder(SessionFolder):
-    """The destination for the uploads of one message. The owner must call `close`."""
+    """The destination for one message's uploads. The owner must call `close`."""
 
     def __init__(self, spool: "Spool", session: str, *, is_new: bool) -> None:
         super().__init__(spool, session, None, "message", InlineAllowance())
@@ -107,8 +107,8 @@ class UploadFolder(SessionFolder):
         self._refused: OSError | None = None
 
     async def media(self, name: str, data: bytes, filename: str = "") -> Media:
-        """Prepares media for the message. `name` is the position of the media in the request, and `filename` is the
-        name that the caller gave it. Raises `Refused` with the reason if the media cannot be accepted."""
+        """Prepares media for the message. `name` is the media's position in the request, and `filename` is the name
+        given by the caller. Raises `Refused` with the reason if the media cannot be accepted."""
         try:
             return await self._spool.media_preparer.media(name, data, self, filename=filename)
         except ToolFailed as error:
@@ -120,8 +120,8 @@ class UploadFolder(SessionFolder):
             raise Refused(error.message, param=name) from error
 
     async def begin(self) -> tuple[str, FileWriter, int]:
-        """Does what the base method does, but also counts the other uploads of the message towards the quota, since
-        they have no rows yet."""
+        """Like the base method, but also counts the message's other uploads towards the quota, since they have no rows
+        yet."""
         id, sink, space = await super().begin()
         return id, sink, space - sum(upload.bytes for upload in self._uploads)
 
@@ -134,7 +134,7 @@ class UploadFolder(SessionFolder):
         self._refused = error
 
     def leave(self, id: str) -> None:
-        """Does what the base method does, except for uploads that are waiting for their row, so that the sweep still
+        """Like the base method, but does nothing for uploads that are waiting for their row, so that the sweep still
         ignores them."""
         if all(upload.id != id for upload in self._uploads):
             super().leave(id)
@@ -151,7 +151,7 @@ class UploadFolder(SessionFolder):
                 )
 
     async def close(self, *, committed: bool | None) -> None:
-        """Ends the uploads. `committed` is true if the rows were committed, and None if that is unknown."""
+        """Finishes the uploads. `committed` is true if the rows were committed, and None if that is unknown."""
         for upload in self._uploads:
             super().leave(upload.id)
             if committed:
@@ -175,10 +175,10 @@ def _failure(error: OSError) -> StoreFailed:
 
 
 class SessionChanged(Busy):
-    """The media was stored for a session that is not the message's session, because a session with this name began or
-    ended in the meantime."""
+    """The media were stored for a session other than the message's, because a session with this name began or ended in
+    the meantime."""
 
     def __init__(self) -> None:
         super().__init__(
-            "The conversation with this name changed while media was being stored; send the message again."
+            "The conversation with this name changed while media were being stored; send the message again."
         )

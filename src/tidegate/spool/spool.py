@@ -1,9 +1,9 @@
 """The spool: long results and media on disk, one folder per session.
 
 A session's folder is deleted together with its transcript, so nothing that a transcript refers to is ever missing.
-Files that belong to no session are removed by a sweep at startup and on a timer. Files are private to the gateway
-(0600, in folders 0700) and named after generated ids. The spool owns its folder, which is created only when it is
-needed."""
+Files that belong to no session are removed by a sweep, which runs at startup and on a timer. Files are private to the
+gateway (0600, in folders with 0700) and named after generated ids. The spool owns its folder, which is created only
+when needed."""
 
 import contextlib
 import io
@@ -37,10 +37,10 @@ RESERVED_LINES = 4
 """Lines reserved for additional text next to an excerpt."""
 
 YOUNG_SECONDS = 600.0
-"""The sweep ignores files younger than this, since their rows may be about to be written."""
+"""The sweep ignores files younger than this, since their rows may not have been written yet."""
 
 BATCH = 200
-"""The number of names looked up in the store at a time."""
+"""Number of names looked up in the store at a time."""
 
 _ID = re.compile(r"sp_\w{1,64}")
 
@@ -58,7 +58,7 @@ class SpoolStats(Frozen, frozen=True):
 
 
 class Spool:
-    """The gateway's spool. Media is processed in child processes, which run on the CPU cores in `cores`."""
+    """The gateway's spool. Media are processed in child processes, which run on the CPU cores in `cores`."""
 
     def __init__(
         self,
@@ -80,27 +80,27 @@ class Spool:
         self.workers = JobRunner(cores)
         self.media_preparer = MediaPreparer(self.workers)
         self.writing: set[str] = set()
-        """Ids of files that are being written. They have no row yet, but are not orphans."""
+        """The ids of files that are being written. They have no row yet, but are not orphans."""
         self.kept = self.kept_bytes = self.refused = 0
         self._swept = 0
         self._swept_at = 0.0
 
     def of(self, session: str, turn: str | None, fence: int | None = None) -> "SessionSpool":
-        """Returns the session's spool for one turn. If `fence` is the fence of an attempt, results are stored only
-        while that attempt holds the turn."""
+        """Returns the session's spool for one turn. If `fence` is an attempt's fence, results are stored only while
+        that attempt holds the turn."""
         return SessionSpool(self, session, turn, fence)
 
     def upload_folder(self, session: str, *, is_new: bool) -> UploadFolder:
-        """Returns the destination for uploads with a message to this session. The session may be created together with
-        the message."""
+        """Returns the destination for uploads that belong to a message to this session. The session may be created
+        together with the message."""
         return UploadFolder(self, session, is_new=is_new)
 
     def file(self, session: str, id: str) -> Path:
-        """Returns the path of a result. Both arguments are generated ids, which contain no separators."""
+        """Returns a result's path. Both arguments are generated ids, which contain no separators."""
         return self.root / session / id
 
     def temporary_file(self) -> BinaryIO:
-        """Opens an unnamed file for data that must not outlive the process. Blocks: call it in a thread."""
+        """Opens an unnamed file for data that must not outlive the process. Blocks, so call it in a thread."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self.root, buffering=0)
 
@@ -111,7 +111,7 @@ class Spool:
         return await to_thread.run_sync(_read_all, self.file(session, id), LOADED_BYTES)
 
     async def share(self, source: str, target: str) -> None:
-        """Shares the results of one session with another. A shared file exists until both sessions are deleted."""
+        """Shares one session's results with another. A shared file exists until both sessions are deleted."""
         await to_thread.run_sync(folders.link, self.root / source, self.root / target)
 
     async def remove(self, session: str) -> None:
@@ -139,8 +139,8 @@ class Spool:
         return removed
 
     def _try_writing(self) -> None:
-        """Checks if the disk accepts files again and, if so, resolves the problem, which would otherwise stay open
-        until the next long result."""
+        """Checks whether the disk accepts files again and, if so, marks the problem as resolved; otherwise, it would
+        stay open until the next long result."""
         with contextlib.suppress(OSError):
             with self.temporary_file() as file:
                 file.write(bytes(io.DEFAULT_BUFFER_SIZE))
@@ -148,7 +148,7 @@ class Spool:
 
     async def _sweep_files(self, session: str, before: float) -> int:
         """Removes files without a row. First the files are listed, then `writing` is checked, and then the rows are
-        read. If a file is completed in the meantime, its row is therefore seen."""
+        read, so that the row of a file that is completed in the meantime is seen."""
         found = await to_thread.run_sync(folders.files, self.root / session, before)
         orphans: list[str] = []
         for names in _batches([name for name, id in found.items() if id not in self.writing]):
@@ -168,8 +168,8 @@ class Spool:
 
 
 class SessionSpool:
-    """The spool of one session for one turn. It owns no resources. It keeps count of the media that had to be stored
-    inside messages."""
+    """A session's spool for one turn. It owns no resources. It counts the media that had to be stored inside
+    messages."""
 
     def __init__(self, spool: Spool, session: str, turn: str | None, fence: int | None = None) -> None:
         self._spool = spool
@@ -181,8 +181,8 @@ class SessionSpool:
     # -- writing --
 
     def record(self, name: str, *, max_bytes: int | None = None, reserve: int = RESERVE) -> OutputRecorder:
-        """Returns a recorder for streamed output. `name` is the origin of the output. `max_bytes` replaces the default
-        size limit of the excerpt, of which `reserve` bytes are left for additional text."""
+        """Returns a recorder for streamed output. `name` is the output's origin. `max_bytes` replaces the default size
+        limit for the excerpt, of which `reserve` bytes are left for additional text."""
         limit = max_bytes or self._spool.excerpt_bytes
         lines = self._spool.excerpt_lines
         return OutputRecorder(
@@ -204,8 +204,8 @@ class SessionSpool:
     async def media(self, name: str, source: bytes | int) -> Media:
         """Prepares a picture, audio (WAV, MP3) or a document (PDF) for a model. The type is detected from the first
         bytes. Only pictures are converted. `source` is the content, or a file descriptor that the caller still owns.
-        The last part of `name` is stored as the name of a document. Raises `ToolFailed` with the reason if the media
-        cannot be used."""
+        The last part of `name` is stored as a document's name. Raises `ToolFailed` with the reason if the media cannot
+        be used."""
         return await self._spool.media_preparer.media(name, source, self._place(name), filename=Path(name).name)
 
     def _place(self, name: str) -> SessionFolder:
@@ -214,7 +214,7 @@ class SessionSpool:
     # -- reading --
 
     async def row(self, id: str) -> SpooledRow:
-        """Returns the row of a spooled result of this session."""
+        """Returns the row of one of this session's spooled results."""
         found: SpooledRow | None = await self._spool.store.read(spooled.get, id, self.session)
         if found is None:
             raise ToolFailed(f"There is no result {id[:60]!r} in this conversation.")
@@ -254,7 +254,8 @@ class SessionSpool:
         row = await self.row(id)
         if row.kind != "text":
             raise ToolFailed(
-                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}) and was returned with its result."
+                f"{row.id} is a {media_kind(row.media_type)} ({row.media_type}) and was returned together with its "
+                f"result."
             )
         return row
 

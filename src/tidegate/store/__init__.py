@@ -1,8 +1,8 @@
 """The store: the durable state of every conversation, in one SQLite file.
 
-A write is on disk before it is acknowledged, and survives the death of the process (with `durability = "power"`, of the
-machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, one module
-per kind of row. No other code accesses the tables.
+A write is on disk before it is acknowledged, and survives a crash of the process (with `durability = "power"`, also of
+the machine). Other packages pass functions to a `Store`. The modules exported here consist of such functions, with one
+module per kind of row. No other code accesses the tables.
 """
 
 from tidegate.store import maintenance
@@ -14,6 +14,7 @@ from tidegate.store.rows import (
     ApprovalAnswer,
     ApprovalKind,
     ApprovalRow,
+    ApprovalRuleRow,
     AuditKind,
     AuditRow,
     Decision,
@@ -33,6 +34,7 @@ from tidegate.store.rows import (
     ProcessEnd,
     ProcessRow,
     ReceiptRow,
+    RuleOffer,
     SessionKind,
     SessionRow,
     SettingRow,
@@ -54,34 +56,26 @@ from tidegate.store.sqlite.integrity import check_file
 from tidegate.store.sqlite.problems import PROBLEM_KINDS, Problem, ProblemKind, Problems
 from tidegate.store.sqlite.writer import Fault
 from tidegate.store.tables import (
+    approval_rules,
     approvals,
     audit,
-    intents,
     messages,
     notes,
-    open_turns,
-    outbox,
     principals,
     processes,
-    ranking,
-    receipts,
-    search,
-    search_index,
-    session_search,
     sessions,
     settings,
     spooled,
     summaries,
-    turns,
     usage,
-    vector_batches,
-    vectors,
     workspaces,
 )
-from tidegate.store.tables.ranking import QueryVector
-from tidegate.store.tables.search import AllWords, Mention, SearchableMessage
-from tidegate.store.tables.session_search import FoundSession
-from tidegate.store.tables.vector_batches import VectorBatch
+from tidegate.store.tables.search import ranking, search, search_index, session_search, vector_batches, vectors
+from tidegate.store.tables.search.ranking import QueryVector
+from tidegate.store.tables.search.search import AllWords, Mention, SearchableMessage
+from tidegate.store.tables.search.session_search import FoundSession
+from tidegate.store.tables.search.vector_batches import VectorBatch
+from tidegate.store.tables.turns import intents, open_turns, outbox, receipts, turns
 
 __all__ = [
     "PROBLEM_KINDS",
@@ -90,6 +84,7 @@ __all__ = [
     "ApprovalAnswer",
     "ApprovalKind",
     "ApprovalRow",
+    "ApprovalRuleRow",
     "AuditKind",
     "AuditRow",
     "DatabaseLibrary",
@@ -119,6 +114,7 @@ __all__ = [
     "ProcessRow",
     "QueryVector",
     "ReceiptRow",
+    "RuleOffer",
     "SearchableMessage",
     "SessionKind",
     "SessionRow",
@@ -136,6 +132,7 @@ __all__ = [
     "UsageTotal",
     "VectorBatch",
     "WorkspaceRow",
+    "approval_rules",
     "approvals",
     "audit",
     "check_file",

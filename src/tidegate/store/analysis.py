@@ -1,16 +1,16 @@
 """Text analysis for search: words, index terms, stop words and dates in questions.
 
-Messages and queries are analysed in the same way. A *word* is what the tokenizer of the database returns: folded to
-lower case, without accents. A *term* is what the index contains: the stem of a word, or, for scripts that are written
-without spaces, each pair of adjacent characters. Stop words have no terms. The time is linear in the text.
+Messages and queries are analysed in the same way. A *word* is a token returned by the database's tokenizer, in lower
+case and without accents. A *term* is an entry in the index: a word's stem or, for scripts written without spaces, a
+pair of adjacent characters. Stop words have no terms. The time needed is linear in the length of the text.
 
-An `Analyzer` belongs to one call in one thread, since a stemmer must not be shared between threads.
+An `Analyzer` is used for one call in one thread, since stemmers must not be shared between threads.
 """
 
 import datetime
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import Stemmer  # type: ignore[import-not-found]
@@ -18,11 +18,11 @@ import Stemmer  # type: ignore[import-not-found]
 from tidegate.values import NO_LANGUAGE, Frozen
 
 LONGEST_WORD = 64
-"""Longer words, such as encoded data, are cut to this length in the index."""
+"""In the index, longer words, such as encoded data, are cut to this length."""
 AROUND = 120
-"""Characters of an excerpt before the words, and half of those after them."""
+"""Number of characters in an excerpt before the words, and half the number after them."""
 EXCERPT_FROM = 50_000
-"""The number of characters of a long text from which an excerpt is taken."""
+"""Number of characters of a long text from which an excerpt is taken."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -53,21 +53,35 @@ STOP_WORDS = _words(
     "what when where which while who whom whose why will with would you your yours yourself yourselves d ll m re "
     "s t ve don didn doesn isn wasn aren weren hasn haven hadn wouldn couldn shouldn won"
 )
-"""English words that are not indexed: they are almost half of all words, and no answer depends on them."""
+"""English words that are not indexed. They make up almost half of all words, and no answer depends on them."""
 SUFFIXES = _words(
     "able ably al ally ance ant ate ated ating ation ations ative atives bilities bility ed edly ely ence ent er "
     "ers es ful fully ible ied ier ies iest ily iness ing ings ingly ion ions ism ist ists ities ity ive ively "
     "ization ize ized izes izing less ly ment ments ness or ors ous ously s y"
 )
-"""English suffixes that a stemmer removes."""
-ENDS = tuple(sorted({suffix[start:] for suffix in SUFFIXES for start in range(len(suffix))} | {""}))
-"""The ends that a beginning of a word may lack. Words are completed with them to find their stems."""
+"""English suffixes that are removed by a stemmer."""
+ENDS = {
+    begun: tuple(sorted({suffix[len(begun) :] for suffix in SUFFIXES if suffix.startswith(begun)}))
+    for begun in {suffix[:end] for suffix in SUFFIXES for end in range(1, len(suffix) + 1)}
+}
+"""The ends of suffixes by their beginnings. A prefix that ends in such a beginning is completed, to find words whose
+stem is shorter than the prefix."""
+DOUBLED_ENDS = ("ing", "ed", "er")
+"""Suffixes after which a doubled letter is removed too."""
 QUESTION_WORDS = _words(
     "ask asked discuss discussed find kind long many mention mentioned much often say said talk talked tell told "
     "type conversation message messages according"
 )
-"""Words of a question about a conversation that describe the question, not the answer. They are ignored in ranked
-searches if the query has other words."""
+"""Words in questions about conversations that describe the question, not the answer. They are ignored in ranked
+searches if the query contains other words."""
+
+TIME_WORDS = _words(
+    "yesterday today tonight tomorrow last next ago recently just week weeks weekend month months year years morning "
+    "evening monday tuesday wednesday thursday friday saturday sunday "
+).union(MONTHS)
+"""Expressions of time that messages use to say when something happened."""
+
+_LONGEST_SUFFIX = max(map(len, SUFFIXES))
 
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -83,11 +97,11 @@ _DATES = (
     re.compile(r"\b(?:in|during|since|of)\s+(?P<year>(?:19|20)\d{2})\b"),
 )
 _RELATIVE = {"today": (0, 0), "yesterday": (1, 1), "last week": (1, 13), "this week": (0, 6), "last month": (1, 61)}
-"""Expressions relative to now, in days before today: the last and the first day."""
+"""Expressions relative to the current day, each with its last and first day, in days before today."""
 
 
 class Period(Frozen, frozen=True):
-    """Days that a query mentions: a year, a month, a day of a month, or the seconds from `first` to `end`."""
+    """A period mentioned in a query: a year, a month, a day of a month, or the seconds from `first` to `end`."""
 
     year: int | None = None
     month: int | None = None
@@ -96,8 +110,8 @@ class Period(Frozen, frozen=True):
     end: float | None = None
 
     def distance(self, at: float) -> float | None:
-        """Returns the number of days between this time and the period, 0 if the time is within it, or None if the
-        period does not determine it."""
+        """Returns the number of days between this time and the period, 0 if the time is within the period, or None if
+        the period leaves this open."""
         if self.first is not None and self.end is not None:
             return 0.0 if self.first <= at < self.end else max(self.first - at, at - self.end) / 86400
         then = time.gmtime(at)
@@ -114,48 +128,68 @@ class Period(Frozen, frozen=True):
 
 
 class WordSplitter(Protocol):
-    """The tokenizer of the database."""
+    """The database's tokenizer."""
 
     def words(self, text: str) -> list[str]: ...
     def spans(self, text: str) -> list[tuple[int, int, str]]: ...
 
 
 class Analyzer:
-    """`language` is one of `values.LANGUAGES`."""
+    """`language` is one of `values.LANGUAGES`. `vocabulary` returns those of the given terms that are in the index, and
+    the terms of the index that begin with one of the given prefixes, up to a limit."""
 
-    def __init__(self, tokenizer: WordSplitter, language: str) -> None:
+    def __init__(
+        self,
+        tokenizer: WordSplitter,
+        language: str,
+        vocabulary: Callable[[Sequence[str], Sequence[str]], list[str]] = lambda terms, prefixes: list(terms),
+    ) -> None:
         self.words = tokenizer.words
         self._spans = tokenizer.spans
-        self._stop_words = STOP_WORDS if language == "english" else frozenset[str]()
+        self._vocabulary = vocabulary
+        self.english = language == "english"
+        self._stop_words = STOP_WORDS if self.english else frozenset[str]()
         self._stem: Callable[[list[str]], list[str]] = (
             list if language == NO_LANGUAGE else Stemmer.Stemmer(language).stemWords
         )
 
     def terms(self, text: str) -> list[str]:
-        """Returns the distinct terms of a text, in the order of their first words."""
+        """Returns a text's distinct terms, in order of first occurrence."""
         return list(dict.fromkeys(self._terms(self.words(text))))
 
     def terms_of(self, word: str) -> list[str]:
-        """Returns the terms of one word, none if it is a stop word."""
+        """Returns the terms of one word; none if it is a stop word."""
         return list(self._terms([word]))
 
     def begins_stop_word(self, prefix: str) -> bool:
         """True if words that are not indexed may begin with this prefix."""
         return any(word.startswith(prefix) for word in self._stop_words)
 
-    def beginnings(self, prefix: str) -> tuple[list[str], list[str]]:
+    def completions(self, prefix: str) -> list[str]:
+        """Returns the terms in the index of the words that begin with `prefix`. Other words may have them too. If there
+        are very many, the shortest are returned. In languages other than English, a word whose stem is shorter than the
+        prefix may be missed."""
+        prefixes, terms = self._beginnings(prefix)
+        return self._vocabulary(terms, prefixes)
+
+    def _beginnings(self, prefix: str) -> tuple[list[str], list[str]]:
         """Returns (prefixes, terms): a word that begins with `prefix` has a term that begins with one of the prefixes
-        or is one of the terms. Other words may have one too. In languages other than English, a word whose stem is
-        shorter than the prefix may be missed."""
+        or is one of the terms."""
         if _UNSPACED.search(prefix):
             parts = list(_parts(prefix))
             return ([parts[0]], []) if len(parts) == 1 else ([], parts[:1])
-        stems = self._stem([prefix + end for end in (ENDS if self._stop_words else ("",))])
+        ends: list[str] = [""]
+        if self.english:
+            for length in range(1, min(len(prefix), _LONGEST_SUFFIX) + 1):
+                ends += ENDS.get(prefix[-length:], ())
+            ends += DOUBLED_ENDS if prefix[-2:-1] == prefix[-1:] else ()
+        stems = self._stem([prefix + end for end in ends])
         return [prefix], list(dict.fromkeys(stem for stem in stems if not stem.startswith(prefix)))
 
     def excerpt(self, text: str, words: Iterable[str], *, exact: bool = False) -> str:
-        """Returns one line with the part of a text that contains most of these words, or else its beginning. A word
-        that ends in * is a prefix. Unless `exact`, other words with the same stem count too."""
+        """Returns one line with the part of a text that contains most of these words or, if there is none, its
+        beginning. A word that ends in * is a prefix. Unless `exact` is set, other words with the same stem count,
+        too."""
         start = 0 if len(text) <= 2 * AROUND else self._densest(text[:EXCERPT_FROM], list(words), exact)
         first, last = max(0, start - AROUND), min(len(text), start + 2 * AROUND)
         line = " ".join(text[first:last].split())
@@ -167,15 +201,19 @@ class Analyzer:
         complete = [word for word in words if word[-1:] != "*"]
         terms = {term for word in complete for term in ([word] if exact else self.terms_of(word) or [word])}
         spans = self._spans(text)
-        known: dict[str, tuple[str, ...]] = {}
-        distinct = list({word for _, _, word in spans})
-        for word, stem in zip(distinct, distinct if exact else self._stem(distinct), strict=True):
-            these = [stem] if stem in terms else [word] if word in terms else []
-            if not word.isascii():
-                these = [term for term in terms if term in word or term == stem]
-            these += (prefix for prefix in prefixes if word.startswith(prefix))
-            if these:
-                known[word] = tuple(these)
+        distinct = {word for _, _, word in spans}
+        known: dict[str, tuple[str, ...]] = {word: (word,) for word in terms & distinct}
+        if not exact:
+            for word, stem in zip(distinct, self._stem(list(distinct)), strict=True):
+                if stem in terms:
+                    known[word] = (stem,)
+        if any(not term.isascii() for term in terms):
+            for word in distinct:
+                if not word.isascii():
+                    known[word] = tuple(term for term in terms if term in word or term in known.get(word, ()))
+        for word in distinct if prefixes else ():
+            if word.startswith(prefixes):
+                known[word] = (*known.get(word, ()), *(prefix for prefix in prefixes if word.startswith(prefix)))
         found = [(start, term) for start, _, word in spans if word in known for term in known[word]]
         best, most, first = 0, 0, 0
         inside: dict[str, int] = {}
@@ -219,7 +257,7 @@ def _parts(run: str) -> Iterator[str]:
 
 
 def periods(query: str, now: float) -> list[Period]:
-    """Returns the dates that a query mentions. Only the first 1,000 characters are read."""
+    """Returns the dates mentioned in a query. Only the first 1,000 characters are read."""
     text = query[:1000].lower()
     found: list[Period] = []
     for pattern in _DATES:

@@ -3,9 +3,9 @@
 `write` returns when the function's changes are committed; the function completes even if its caller is cancelled.
 `read` sees one consistent snapshot that includes every write acknowledged before it. Functions run in another thread
 and may use the connection until they return. They must use only the connection and their arguments, and must not begin
-or commit a transaction. A function may run more than once: a write runs again if a full disk rolled back its whole
-group, and a read if its snapshot kept the log from being emptied. The store owns its threads and connections. No other
-process may open the file while the store has it open.
+or commit a transaction. A function may run more than once: a write is repeated if a full disk has rolled back its whole
+group, and a read if its snapshot has kept the log from being emptied. The store owns its threads and connections. No
+other process may open the file while the store has it open.
 """
 
 import asyncio
@@ -33,15 +33,16 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 CLOSE_SECONDS = 8.0
-"""Seconds that closing waits for reads, and for queued writes. A disk that hangs longer must not block the shutdown."""
+"""Seconds that closing waits for reads and for queued writes. A disk that hangs for longer must not block the
+shutdown."""
 CHECK_SECONDS = 120.0
-"""Seconds for which the check of one table may hold its snapshot."""
+"""Maximum time, in seconds, that the check of one table may hold its snapshot."""
 log = Log("tidegate.store")
 
 
 class StoreStats(Frozen, frozen=True):
-    """Figures for status and metrics. Counters start when the store is opened; `bytes` is the size of the file after
-    the last checkpoint. `checked` is the end of the last full check."""
+    """Statistics for the status and the metrics. Counters start when the store is opened; `bytes` is the file's size
+    after the last checkpoint. `checked` is when the last full check ended."""
 
     path: str
     alive: bool
@@ -62,14 +63,14 @@ class StoreStats(Frozen, frozen=True):
     reads_refused: int
     reads_interrupted: int
     reads_repeated: int
-    """The number of read attempts that were interrupted to empty the log, and then repeated."""
+    """The number of read attempts that were interrupted to empty the log and then repeated."""
     connections: int
     checkpoints: int
     wal_bytes: int
     wal_peak: int
     wal_overruns: int
     memory: int
-    """Bytes of memory that SQLite itself has allocated: page caches, statements, sort buffers."""
+    """Bytes of memory allocated by SQLite itself: page caches, statements, sort buffers."""
 
 
 class Store:
@@ -140,20 +141,20 @@ class Store:
     async def write_then(
         self, then: Callable[[T], U], fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> U:
-        """Writes like `write`, followed by another step: `then(result)` is called on the loop as soon as the write is
-        committed, even if the caller was cancelled. Returns its value."""
+        """Like `write`, followed by another step: `then(result)` is called on the event loop as soon as the write is
+        committed, even if the caller has been cancelled. Returns the value of `then`."""
         result: U = await self._writer.submit(fn, args, kwargs, then)
         return result
 
     async def read(self, fn: Callable[Concatenate[Db, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `fn(db, …)` on a snapshot. Raises `StoreBusy` if that takes longer than a snapshot may live."""
+        """Runs `fn(db, …)` on a snapshot. Raises `StoreBusy` if this takes longer than a snapshot may last."""
         result: T = await self._readers.read(fn, args, kwargs)
         return result
 
     async def integrity(self) -> list[str]:
         """Runs the full check and returns the problems found. It works table by table, so that no snapshot is held for
-        long. A table that could not be checked in time is logged and left out. Problems that were found remain listed
-        in `problems` until a later check passes. Checks run one at a time, so that reads always have a connection."""
+        long. If a table cannot be checked in time, this is logged and the table is left out. The problems found stay in
+        `problems` until a later check passes. Checks run one at a time, so that reads always have a connection."""
         async with self._checking:
             self._writer.files.touched = False
             found, complete = await self._check()
@@ -194,13 +195,13 @@ class Store:
 
     @property
     def note(self) -> str | None:
-        """A note for the operator about the state of the file at startup, or None if there is nothing to report."""
+        """A note for the operator about the file's state at startup, or None if there is nothing to report."""
         return self._writer.note
 
     @property
     def lost(self) -> str | None:
-        """A text with the reason and what to do, if the path no longer refers to the open file; nothing more is
-        accepted then."""
+        """If the path no longer refers to the open file, a text with the reason and what to do, otherwise None. The
+        store then accepts nothing more."""
         problem = self._problems.by_kind.get("lost")
         return None if problem is None else problem.text
 
@@ -211,8 +212,8 @@ class Store:
 
     @property
     def problems(self) -> Problems:
-        """Current problems of the file or its disk. The spool, whose rows are in this store, records its problems here
-        too."""
+        """Current problems with the file or its disk. The spool, whose rows are in this store, also records its
+        problems here."""
         return self._problems
 
     def stats(self) -> StoreStats:

@@ -1,7 +1,7 @@
-"""The SQL fragments that differ between databases, in SQLite's dialect.
+"""SQL fragments that differ between databases, in SQLite's dialect.
 
-All other statements in `tables/` are written in the common subset of SQLite and PostgreSQL. Support for a second
-database would need a module with the same names.
+All other statements in `tables/` use the common subset of SQLite and PostgreSQL. Supporting a second database would
+require another module with the same names.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def number_list(numbers: Sequence[int]) -> str:
 
 
 def hour_key(column: str) -> str:
-    """Returns an expression for the UTC hour of a Unix time, as `2026-01-31 09:00`."""
+    """Returns an expression for the UTC hour of a Unix time, in the form `2026-01-31 09:00`."""
     return f"strftime('%Y-%m-%d %H:00', {column}, 'unixepoch')"
 
 
@@ -51,22 +51,21 @@ def month_key(column: str) -> str:
 
 
 def byte_length(column: str) -> str:
-    """Returns an expression for the length of a string in bytes of UTF-8."""
+    """Returns an expression for the length of a string in UTF-8, in bytes."""
     return f"length(CAST({column} AS BLOB))"
 
 
 # -- hints for the query planner --
 
 JOIN_IN_ORDER = "CROSS JOIN"
-"""A join whose tables are read in the order in which they are written."""
+"""A join whose tables are read in the order in which they are listed."""
 BY_PRIMARY_KEY = "NOT INDEXED"
-"""Placed after a table's name, it makes the database read the rows in the order of the primary key, not by another
-index."""
+"""Placed after a table's name, it makes the database read the rows in primary key order and not with another index."""
 
 # -- full-text search --
 #
 # `message_terms` has one entry per message and `session_titles` one per session. The caller chooses their numbers,
-# which are ordered. `messages_text` is the index of an earlier format.
+# which are ordered. `messages_text` is the index in an earlier format.
 
 INSERT_ENTRY = "INSERT OR REPLACE INTO message_terms(rowid, terms) VALUES(?, ?)"
 INSERT_TITLE = "INSERT INTO session_titles(rowid, words) VALUES(?, ?)"
@@ -82,19 +81,19 @@ def _finder(table: str) -> str:
 
 
 FIND_ENTRIES = _finder("message_terms")
-"""Selects the entries that match the first parameter and whose numbers are at least the second and below the third, the
-highest first. Only as much of the index is read as is needed, and nothing is sorted."""
+"""Selects the entries that match the first parameter and whose numbers are at least the second and below the third
+parameter, highest first. Only as much of the index is read as necessary, and nothing is sorted."""
 FIND_TITLES = _finder("session_titles")
 FIND_FORMER = _finder("messages_text")
 
 
 def clear_index(db: Db) -> None:
-    """Empties the index of messages."""
+    """Empties the message index."""
     db.execute("INSERT INTO message_terms(message_terms) VALUES('delete-all')")
 
 
 def delete_former_entries(db: Db, number: int, session: str, first: int, last: int) -> None:
-    """Deletes the messages at these positions of a session from the index of the earlier format."""
+    """Deletes the messages at these positions in a session from the index in the earlier format."""
     db.execute(
         "DELETE FROM messages_text WHERE rowid IN (SELECT ? | id FROM messages WHERE session = ? AND"
         " (seq IS NULL OR seq >= ? AND seq <= ?) AND id <= (SELECT value FROM meta WHERE key = 'former'))",
@@ -121,8 +120,8 @@ def match_word(word: str) -> str:
 
 
 class Tokenizer:
-    """Splits a text into words as the index does. The words never contain query syntax, and are equal to those in the
-    index."""
+    """Splits a text into words in the same way as the index. The words never contain query syntax, and are equal to
+    those in the index."""
 
     def __init__(self, db: Db) -> None:
         self._split = cast(apsw.Connection, db).fts5_tokenizer("unicode61", ["remove_diacritics", "2"])
@@ -138,7 +137,7 @@ class Tokenizer:
         return cast(list[str], found)
 
     def spans(self, text: str) -> list[tuple[int, int, str]]:
-        """Returns the words with their beginnings and ends, in bytes of UTF-8."""
+        """Returns the words with the byte offsets of their beginnings and ends in UTF-8."""
         found: Any = self._split(text.encode(errors="replace"), apsw.FTS5_TOKENIZE_QUERY, None, include_colocated=False)
         return cast(list[tuple[int, int, str]], found)
 

@@ -1,7 +1,7 @@
-"""Maintenance of the file, run in small pieces by the maintenance timer.
+"""Maintenance of the database file, in small pieces, run by the maintenance timer.
 
-Each write does a bounded amount of work, so that no turn's write waits long behind it; searches run on a reader. All
-work here can be interrupted and started again.
+Each write does a bounded amount of work, so turns' writes never wait long for it; lookups run on a reader. All of this
+work can be interrupted and started again.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from tidegate.store.sqlite.writer import outside
 from tidegate.store.tables import principals, sessions, settings
 
 FORGET_KEYS = 86400.0
-"""Seconds for which a code or cookie that no longer works is still stored."""
+"""Seconds for which a code or cookie is still stored after it has stopped working."""
 BATCH = 500
-"""Rows that one write removes. This takes a few milliseconds, for which a turn's write may have to wait."""
+"""Number of rows removed in one write. This takes a few milliseconds, during which a turn's write may have to wait."""
 BATCHES = 200
-"""Batches of one kind in one run: far more than a run every few minutes needs, but finite."""
+"""Maximum number of batches of one kind in one run: far more than a run every few minutes needs, but finite."""
 
 
 class MaintainedStore(Protocol):
@@ -36,7 +36,7 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 @outside
 def check_path(db: Db) -> None:
-    """Submits an empty write. As before every write, the writer checks that the path still leads to the open file."""
+    """Submits an empty write. Before every write, the writer checks that the path still leads to the open file."""
 
 
 def vacuum(db: Db, pages: int) -> int:
@@ -45,9 +45,9 @@ def vacuum(db: Db, pages: int) -> int:
 
 
 async def tidy(store: MaintainedStore, now: float) -> int:
-    """Removes unreferenced rows: expired settings, codes and cookies that stopped working a day ago, intents of turns
-    that have ended, prompts that no session uses. Continues until nothing is left, in writes of at most `BATCH` rows,
-    so that turns can write in between. Returns the number of rows removed."""
+    """Removes rows that are no longer needed: expired settings, codes and cookies that stopped working a day ago,
+    intents of ended turns, prompts that no session uses. Continues until nothing is left, in writes of at most `BATCH`
+    rows, so that turns can write in between. Returns the number of rows removed."""
     total = 0
     for remove, *values in (
         (settings.expire, now, BATCH),
@@ -60,7 +60,7 @@ async def tidy(store: MaintainedStore, now: float) -> int:
             if removed < BATCH:
                 break
     after: bytes | None = b""
-    while after is not None:  # once through the table: each read begins after the last
+    while after is not None:  # once through the table: each read begins after the previous one
         unused, after = await store.read(unused_prompts, after)
         if unused:
             total += await store.write(drop_prompts, unused)
@@ -68,8 +68,8 @@ async def tidy(store: MaintainedStore, now: float) -> int:
 
 
 async def delete_session(store: MaintainedStore, id: str) -> bool:
-    """Deletes an ended session, its transcript first, in writes of at most `BATCH` rows. If a crash interrupts this,
-    the session still exists as ended, and its deletion is started again."""
+    """Deletes an ended session, first its transcript, in writes of at most `BATCH` rows. If a crash interrupts this,
+    the session still exists as an ended one, and its deletion is started again."""
     while await store.write(sessions.delete_messages, id, BATCH) == BATCH:
         pass  # each batch leaves fewer
     gone: bool = await store.write(sessions.delete, id)
@@ -77,7 +77,7 @@ async def delete_session(store: MaintainedStore, id: str) -> bool:
 
 
 def forget_intents(db: Db, limit: int) -> int:
-    """Removes up to `limit` intents whose turn has ended or is gone. Returns their number."""
+    """Removes up to `limit` intents whose turn has ended or been deleted. Returns their number."""
     db.execute(
         "DELETE FROM intents WHERE (turn, step) IN (SELECT turn, step FROM intents WHERE NOT EXISTS("
         "SELECT 1 FROM turns WHERE turns.id = intents.turn AND state IN ('queued', 'running')) LIMIT ?)",
@@ -87,7 +87,7 @@ def forget_intents(db: Db, limit: int) -> int:
 
 
 def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes], bytes | None]:
-    """Returns the prompts among the next `limit` that no session uses, and the position to continue from."""
+    """Returns those of the next `limit` prompts that no session uses, and the position from which to continue."""
     rows: list[Any] = db.execute(
         "SELECT id, EXISTS(SELECT 1 FROM sessions WHERE sessions.prefix = prefixes.id) FROM prefixes WHERE id > ?"
         " ORDER BY id LIMIT ?",
@@ -97,7 +97,8 @@ def unused_prompts(db: Db, after: bytes, limit: int = BATCH) -> tuple[list[bytes
 
 
 def drop_prompts(db: Db, ids: Sequence[bytes]) -> int:
-    """Removes these prompts, except those that a session uses in the meantime. Returns the number removed."""
+    """Removes these prompts, except those that a session has started using in the meantime. Returns the number
+    removed."""
     return sum(sessions.drop_unused_prefix(db, id) for id in ids)
 
 

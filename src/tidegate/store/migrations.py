@@ -1,8 +1,8 @@
-"""The schema of the store, as a series of migrations.
+"""The store's schema, as a series of migrations.
 
-Each function is applied to a file exactly once, in this order, in one transaction that also increases `user_version`. A
-released migration is never edited; a later one corrects it. A file whose version is above `CURRENT` was written by a
-newer program and is not opened.
+Each function is applied to a file exactly once, in this order, in a transaction that also increases `user_version`. A
+released migration is never edited, only corrected by a later one. A file whose version is above `CURRENT` was written
+by a newer program and is not opened.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import apsw
 import msgspec
 
 APPLICATION_ID = 0x54494447
-"""Bytes 68-71 of the file, which identify it as a Tidegate store ("TIDG")."""
+"""Bytes 68 to 71 of the file, which identify it as a Tidegate store ("TIDG")."""
 
 
 def v1_first_schema(db: apsw.Connection) -> None:
@@ -57,27 +57,27 @@ def v3_prompts_stored_once(db: apsw.Connection) -> None:
 
 def v4_process_channels(db: apsw.Connection) -> None:
     """A process records the channel of the turn that started it, and the turn that reports its end uses this channel.
-    Previously, such turns had a separate channel. The size of a folder in the trash is measured once."""
+    Previously, such turns had a separate channel. The size of folders in the trash is measured once."""
     for statement in _V4:
         db.execute(statement)
 
 
 def v5_costs(db: apsw.Connection) -> None:
-    """A model call has a price and may belong to a job; spending is also summed by the hour."""
+    """A model call has a price and may belong to a job; spending is also summed up by the hour."""
     for statement in _V5:
         db.execute(statement)
 
 
 def v6_summaries_and_notes(db: apsw.Connection) -> None:
     """Summaries replace old messages in requests; notes about people and agents' work are stored; a turn may be part of
-    another one. The search index is rebuilt: its entries are now numbered by conversation and principal."""
+    another one. The search index is rebuilt, with its entries numbered by conversation and principal."""
     for statement in _V6:
         db.execute(statement)
 
 
 def v7_intent_effects(db: apsw.Connection) -> None:
-    """An intent says whether its tool only reads and whether it may be run again. An intent of an older format counts
-    as having effects, and its tool decides whether it may be run again."""
+    """An intent records whether its tool only reads and whether it may be run again. An intent in an older format
+    counts as having effects, and its tool decides whether it may be run again."""
     for statement in _V7:
         db.execute(statement)
 
@@ -94,7 +94,7 @@ def v9_roles_and_audit(db: apsw.Connection) -> None:
 
 
 def v10_append_only_audit(db: apsw.Connection) -> None:
-    """A row of the audit log always gets the next number, since REPLACE would remove a row without firing a trigger."""
+    """A row in the audit log always gets the next number, since REPLACE would remove a row without firing a trigger."""
     db.execute(_V10)
 
 
@@ -105,29 +105,41 @@ def v11_receipt_tools(db: apsw.Connection) -> None:
 
 
 def v12_turn_fence(db: apsw.Connection) -> None:
-    """A turn counts how often it was taken, so that an earlier attempt can no longer write to the turn."""
+    """A turn counts how often it has been taken, so that an earlier attempt can no longer write to the turn."""
     db.execute("ALTER TABLE turns ADD COLUMN fence INTEGER NOT NULL DEFAULT 0")
 
 
 def v13_stop_requests(db: apsw.Connection) -> None:
     """A turn records the request to stop it, so that the request survives a crash and reaches another process. A
-    running turn of a format without fences counts as taken once."""
+    running turn in a format without fences counts as taken once."""
     db.execute("ALTER TABLE turns ADD COLUMN stopping BLOB")
     db.execute("UPDATE turns SET fence = 1 WHERE state IN ('queued', 'running') AND state = 'running' AND fence = 0")
 
 
 def v14_ranked_search(db: apsw.Connection) -> None:
     """The search index contains stems, and is numbered by session and position. It is filled in the background; until
-    then, the former index is kept for the messages up to the mark `former`. Titles have an index."""
+    then, the former index is kept for messages up to the mark `former`. Titles get an index."""
     for statement in _V14:
         db.execute(statement)
     if db.execute("SELECT value FROM meta WHERE key = 'former'").get == 0:
         db.execute("DROP TABLE messages_text")
 
 
-def v15_vectors(db: apsw.Connection) -> None:
-    """Messages have vectors of an embeddings model, numbered like the entries of the search index."""
+def v15_approval_rules(db: apsw.Connection) -> None:
+    """An approval can be given for more than one call, and is then stored as a rule."""
     for statement in _V15:
+        db.execute(statement)
+
+
+def v16_index_words(db: apsw.Connection) -> None:
+    """The terms of the search index have a table, in which the last word of a search is completed."""
+    for statement in _V16:
+        db.execute(statement)
+
+
+def v17_vectors(db: apsw.Connection) -> None:
+    """Messages have vectors of an embeddings model, numbered like the entries of the search index."""
+    for statement in _V17:
         db.execute(statement)
 
 
@@ -160,7 +172,9 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v12_turn_fence,
     v13_stop_requests,
     v14_ranked_search,
-    v15_vectors,
+    v15_approval_rules,
+    v16_index_words,
+    v17_vectors,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -180,7 +194,7 @@ def migrate(db: apsw.Connection) -> None:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-# Tables with a text key and short rows have no rowid, which saves a second tree per insert. Rows that are looked up
+# Tables with a text key and short rows have no rowid, which saves a second tree per insertion. Rows that are looked up
 # only while something is open (waiting messages, open turns, live sessions) have a partial index, which contains only
 # the open rows. Indexes that begin with `session` also serve the cascades: without them, a delete would scan the table.
 _V1 = (
@@ -255,7 +269,7 @@ _V1 = (
         text, content='', contentless_delete=1, detail=none, tokenize='unicode61 remove_diacritics 2')""",
 )
 
-# An approval of the first format has no step. Its id is used instead, since it is unique.
+# An approval of the first format has no step. Its unique id is used instead.
 _V2 = (
     """CREATE TABLE notices(
         id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, text TEXT NOT NULL,
@@ -301,8 +315,8 @@ _V2 = (
     "CREATE INDEX spooled_session ON spooled(session, created, id, bytes)",
 )
 
-# These indexes are for the maintenance timer. Each contains only rows that will be due, so that a search costs no more
-# than what it finds.
+# These indexes are for the maintenance timer. Each contains only rows that will be due, so a lookup costs no more than
+# what it finds.
 _V3 = (
     "ALTER TABLE prefixes ADD COLUMN packed INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE sessions ADD COLUMN extra_length INTEGER NOT NULL DEFAULT 0",
@@ -347,9 +361,9 @@ _V5 = (
     "INSERT INTO meta VALUES('spent', (SELECT coalesce(max(id), 0) FROM usage))",
 )
 
-# A summary covers the positions `first` to `last`, and is itself covered by the summary with the number `parent`. In
-# the positions of an elision, long content (`payload`) or content without text (`media`) is shown as an excerpt. The
-# search index numbers the sessions; those of one principal have adjacent numbers (`store/tables/search.py`).
+# A summary covers the positions `first` to `last`, and is itself covered by the summary with number `parent`. At the
+# positions of an elision, long content (`payload`) or content without text (`media`) is shown as an excerpt. The search
+# index numbers the sessions; one principal's sessions have adjacent numbers (`store/tables/search/search.py`).
 _V6 = (
     """CREATE TABLE summaries(
         session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE, number INTEGER NOT NULL,
@@ -409,7 +423,7 @@ _V9 = (
         BEGIN SELECT RAISE(ABORT, 'rows of the audit log are kept for their retention'); END""",
     "ALTER TABLE intents ADD COLUMN digest BLOB",
     # Principals other than the owner whose sessions could write to a project folder, and the files in such folders that
-    # prompts may contain.
+    # may be included in prompts.
     "CREATE TABLE project_writers(folder TEXT NOT NULL, principal TEXT NOT NULL, PRIMARY KEY(folder, principal))"
     " WITHOUT ROWID",
     "CREATE TABLE trusted_files(path TEXT PRIMARY KEY, digest BLOB NOT NULL, at REAL NOT NULL) WITHOUT ROWID",
@@ -422,7 +436,7 @@ _V9 = (
 _V10 = """CREATE TRIGGER audit_appended BEFORE INSERT ON audit WHEN new.id <> -1
     BEGIN SELECT RAISE(ABORT, 'rows of the audit log are appended'); END"""
 
-# A language is a number in `store/analysis.py`; 1 is English. Blocks keep the numbers that sessions had.
+# A language is a number in `store/analysis.py`; 1 is English. Blocks keep the numbers that the sessions had.
 _V14 = (
     """CREATE TABLE index_blocks(
         number INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
@@ -443,8 +457,28 @@ _V14 = (
     "INSERT INTO meta VALUES('index_language', 1)",
 )
 
-# A block is in `vector_blocks` once it has messages to embed; `upto` is the last position that has been embedded.
 _V15 = (
+    "ALTER TABLE approvals ADD COLUMN offer BLOB",
+    "ALTER TABLE approvals ADD COLUMN scope TEXT NOT NULL DEFAULT 'call'",
+    """CREATE TABLE approval_rules(
+        id TEXT PRIMARY KEY, session TEXT REFERENCES sessions(id) ON DELETE CASCADE, principal TEXT NOT NULL,
+        agent TEXT NOT NULL, tool TEXT NOT NULL, fingerprint BLOB NOT NULL, digest BLOB, offer BLOB NOT NULL,
+        summary TEXT NOT NULL, approval TEXT NOT NULL, given_by TEXT NOT NULL, given REAL NOT NULL, used REAL,
+        uses INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
+    "CREATE INDEX approval_rules_tool ON approval_rules(principal, agent, tool)",
+    "CREATE INDEX approval_rules_session ON approval_rules(session) WHERE session IS NOT NULL",
+)
+
+_V16 = (
+    "CREATE TABLE index_words(term TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE index_sweep(term TEXT NOT NULL, again INTEGER NOT NULL)",
+    "CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, message_terms, row)",
+    "INSERT INTO index_words SELECT term FROM temp.vocabulary",
+    "DROP TABLE temp.vocabulary",
+)
+
+# A block is in `vector_blocks` once it has messages to embed; `upto` is the last position that has been embedded.
+_V17 = (
     "CREATE TABLE message_vectors(entry INTEGER PRIMARY KEY, model INTEGER NOT NULL, vector BLOB NOT NULL)",
     """CREATE TABLE vector_blocks(
         block INTEGER PRIMARY KEY REFERENCES index_blocks(number) ON DELETE CASCADE, upto INTEGER NOT NULL,

@@ -1,8 +1,8 @@
-"""Rows of the store as frozen values, and their encoding in columns.
+"""The store's rows as frozen values, and their encoding in columns.
 
-A stored message is read back equal, whatever its text contains. Text that has no UTF-8 form (a lone surrogate) is
+A stored message is read back unchanged, whatever its text contains. Text that has no UTF-8 form (a lone surrogate) is
 refused before it reaches a row. A body is compressed only if it is long and compression saves space. Rows are plain
-values: they own no resources and hold no reference to a connection.
+values: they own no resources and do not refer to a connection.
 """
 
 import zlib
@@ -12,14 +12,26 @@ import msgspec
 
 from tidegate.errors import Refused
 from tidegate.security import UserRole
-from tidegate.values import Call, Failure, Frozen, Message, OnDisconnect, Outcome, Prefix, ToolsNote, TurnState, Usage
+from tidegate.values import (
+    ApprovalScope,
+    Call,
+    Failure,
+    Frozen,
+    Message,
+    OnDisconnect,
+    Outcome,
+    Prefix,
+    ToolsNote,
+    TurnState,
+    Usage,
+)
 
 PACK_ABOVE = 1024
-"""In bytes. Compressing a shorter body costs more than it saves."""
+"""Size, in bytes, above which a body is compressed. Compressing a shorter one costs more than it saves."""
 PACK_LEVEL = 1
-"""Level 1 already gives most of zlib's gain on text, in a third of the default's time."""
+"""For text, level 1 already achieves most of zlib's compression, in a third of the default level's time."""
 LISTED = 200
-"""The default length of a list: as many rows as a page shows, read in a few milliseconds at most."""
+"""Default length of a list: as many rows as a page shows, read in a few milliseconds at most."""
 
 SessionKind = Literal["named", "ephemeral"]
 ApprovalKind = Literal["approval", "question"]
@@ -31,25 +43,26 @@ WorkspaceState = Literal["live", "trash", "gone"]
 SpooledKind = Literal["text", "media"]
 DeliveryState = Literal["prepared", "sending", "sent", "unknown", "dead"]
 KeyKind = Literal["key", "code", "cookie"]
-AuditKind = Literal["sign_in", "sign_out", "key", "principal", "approval", "tool", "egress", "configuration", "setting"]
+AuditKind = Literal[
+    "sign_in", "sign_out", "key", "principal", "approval", "rule", "tool", "egress", "configuration", "setting"
+]
 SummaryState = Literal["prepared", "applied"]
 SummaryHow = Literal["model", "terse", "cut"]
-"""How a summary was made: by a model, by a model with the instruction to be brief, or as a list without a model."""
+"""How a summary was created: by a model, by a model that was told to be brief, or as a list without a model."""
 ElisionKind = Literal["payload", "text", "media"]
 About = Literal["person", "agent"]
 Origin = Literal["tool", "person", "end"]
-"""The origin of a note: an agent's tool call in a conversation, a person, or the model call at the end of a
-conversation."""
+"""A note's origin: an agent's tool call in a conversation, a person, or the model call at the end of a conversation."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row as a value; its fields are in the order of the selected columns."""
+    """A row as a value, with its fields in the order of the selected columns."""
 
 
 class SessionRow(Row, frozen=True):
     """`prefix` identifies the frozen prompt and tools. The last `extra_length` characters of the prompt are specific to
-    the session, and their digest is stored. `encoder` is the version of the wire format of the session's last request.
-    `memory_seen` is the number of the first change of notes that the session has not seen, or 0 if its agent has no
+    the session, and their digest is stored. `encoder` is the wire format version of the session's last request.
+    `memory_seen` is the number of the first change to the notes that the session has not seen, or 0 if its agent has no
     memory. `caller_tools` is the digest of the caller tools in the prefix, or empty if there are none."""
 
     id: str
@@ -75,7 +88,7 @@ class SessionRow(Row, frozen=True):
 
 class ParentTurn(Row, frozen=True):
     """The origin of a delegated turn: the delegating turn, the delegation depth, the session of the outermost turn (the
-    conversation that the task is part of), and the job that all these turns belong to."""
+    conversation that the task is part of), and the job to which all these turns belong."""
 
     turn: str
     depth: int
@@ -84,17 +97,17 @@ class ParentTurn(Row, frozen=True):
 
 
 class StopRequest(Row, frozen=True):
-    """The request to stop a turn. `by` is its reason in words, as the end of a sentence. `abandoned` is true if the
-    turn is stopped only because its caller has disconnected; a retry is then reasonable."""
+    """A request to stop a turn. `by` is the reason, phrased as the end of a sentence. `abandoned` is true if the turn
+    is stopped only because its caller has disconnected; a retry is then reasonable."""
 
     by: str
     abandoned: bool = False
 
 
 class TurnRow(Row, frozen=True):
-    """`usage` is the turn's usage or, while the turn runs, the usage of its finished tasks. `within` is the turn that
-    delegated this one, and `conversation` is the session of the outermost turn. Both are None for a turn that was not
-    delegated."""
+    """`usage` is the turn's usage or, while the turn is running, the usage of its finished tasks. `within` is the turn
+    that delegated this one, and `conversation` is the session of the outermost turn. Both are None for a turn that was
+    not delegated."""
 
     id: str
     session: str
@@ -116,9 +129,10 @@ class TurnRow(Row, frozen=True):
     depth: int = 0
     conversation: str | None = None
     fence: int = 0
-    """Raised whenever the turn is taken. An attempt may write only as long as the fence has not been raised again."""
+    """Increased whenever the turn is taken. An attempt may write only as long as the fence has not been increased
+    again."""
     stopping: StopRequest | None = None
-    """Set if the running turn is to stop. Its attempt reads this with its next commit."""
+    """Set if the running turn is to stop. Its attempt reads this at its next commit."""
 
     @property
     def payer(self) -> str:
@@ -134,8 +148,8 @@ class TurnNews(NamedTuple):
 
 
 class OpenTurns(NamedTuple):
-    """The open turns of a session: the ids of those that run, and the number of queued ones. Only a turn that is
-    resumed after a crash, or two workers, make more than one run."""
+    """A session's open turns: the ids of the running ones, and the number of queued ones. More than one turn can be
+    running only if a turn is resumed after a crash, or if there are two workers."""
 
     running: tuple[str, ...] = ()
     waiting: int = 0
@@ -153,7 +167,7 @@ class MessageRow(Row, frozen=True):
 
 
 class IntentRow(Row, frozen=True):
-    """`repeatable` is None in a row of an older format. The current definition of the tool then decides."""
+    """`repeatable` is None in a row in an older format; the tool's current definition then decides."""
 
     tool: str
     read_only: bool
@@ -183,9 +197,44 @@ class SettingRow(Row, frozen=True):
     expires: float | None
 
 
+class RuleOffer(Frozen, frozen=True):
+    """What an approval allows if it is given for more than one call: calls of `tool` by `agent` in conversations of
+    `principal`. `digest` is the action digest of the only call that is allowed; None means every call of the tool.
+    `fingerprint` identifies the tool's definition and `origin` is where the tool comes from. `place` is where the call
+    takes effect. `grounds` are the reasons for asking that the approval covers, each an agent and what its policy
+    says."""
+
+    principal: str
+    agent: str
+    tool: str
+    origin: str
+    fingerprint: bytes
+    place: str
+    grounds: tuple[tuple[str, str], ...]
+    digest: bytes | None = None
+
+
+class ApprovalRuleRow(Row, frozen=True):
+    """A stored rule: an offer that a person accepted. `session` is the conversation with which it ends, or None.
+    `summary` is the only call that it allows, as it was shown, or empty. `giver_role` is the role of the person who
+    gave it, None if they no longer exist."""
+
+    id: str
+    session: str | None
+    offer: RuleOffer
+    summary: str
+    approval: str
+    given_by: str
+    given: float
+    used: float | None
+    uses: int
+    giver_role: UserRole | None
+
+
 class ApprovalRow(Row, frozen=True):
     """A request for approval, or a question. `digest` identifies the exact action, and `summary` is shown to the
-    person. `may_answer` is the id of a principal or `role:<role>`."""
+    person. `may_answer` is the id of a principal or `role:<role>`. `offer` is what an approval with a larger scope
+    allows; None if there is no such scope. `scope` is the scope with which the request was approved."""
 
     id: str
     session: str
@@ -203,11 +252,14 @@ class ApprovalRow(Row, frozen=True):
     answer: str | None
     answered_by: str | None
     answered_at: float | None
+    offer: RuleOffer | None
+    scope: ApprovalScope
 
 
 class SummaryRow(Row, frozen=True):
-    """A summary of the positions `first` to `last`. At level 0 it covers messages, at higher levels summaries of a
-    lower level. `parent` is the number of the summary that covers this one; `how` says how this summary was made."""
+    """A summary of the positions `first` to `last`. At level 0, it covers messages; at higher levels, it covers
+    summaries of a lower level. `parent` is the number of the summary that covers this one; `how` says how this summary
+    was created."""
 
     number: int
     level: int
@@ -222,7 +274,7 @@ class SummaryRow(Row, frozen=True):
 
 
 class ElisionRow(Row, frozen=True):
-    """In the positions `first` to `last`, results longer than `characters` (`payload`), all long text (`text`) or all
+    """At the positions `first` to `last`, results longer than `characters` (`payload`), all long texts (`text`) or all
     pictures and audio (`media`) are shown as excerpts."""
 
     first: int
@@ -232,8 +284,8 @@ class ElisionRow(Row, frozen=True):
 
 
 class NoteRow(Row, frozen=True):
-    """`whose` is a principal's id or an agent's name. `author` is the principal who wrote the note, directly or in the
-    conversation `session`; `by` is the author's name for display."""
+    """`whose` is a principal's id or an agent's name. `author` is the principal who wrote the note, either directly or
+    in the conversation `session`; `by` is the author's display name."""
 
     id: int
     about: About
@@ -247,9 +299,9 @@ class NoteRow(Row, frozen=True):
 
 
 class NewApproval(Frozen, frozen=True):
-    """A request for approval, or a question, that a step puts to a person. `digest` is `approvals.action_digest` of the
-    exact action. `may_answer` is the id of a principal or `role:<role>`; None means the session's owner. Only questions
-    have choices."""
+    """A request for approval, or a question, that a step sends to a person. `digest` is the `approvals.action_digest`
+    of the exact action. `may_answer` is the id of a principal or `role:<role>`; None means the session's owner. Only
+    questions have choices, and only requests for approval have an offer."""
 
     kind: ApprovalKind
     tool: str
@@ -257,22 +309,25 @@ class NewApproval(Frozen, frozen=True):
     summary: str
     choices: tuple[str, ...] = ()
     may_answer: str | None = None
+    offer: RuleOffer | None = None
 
 
 class ApprovalAnswer(Row, frozen=True):
-    """The effect of an answer. `counted`: the answer was accepted. `repeated`: this principal has already given the
-    same answer. `closed`: somebody else answered first, or the request was cancelled. `expired`: the answer came too
-    late. `unknown`: there is no request with this id that the principal may answer. `row` is the current row."""
+    """An answer's effect. `counted`: the answer was accepted. `repeated`: this principal has already given the same
+    answer. `closed`: somebody else answered first, or the request was cancelled. `expired`: the answer came too late.
+    `unknown`: there is no request with this id that this principal may answer. `row` is the current row. `covered`
+    are other requests that were approved together with it, because the stored rule covers them."""
 
     how: Literal["counted", "repeated", "closed", "expired", "unknown"]
     row: ApprovalRow | None
+    covered: tuple[ApprovalRow, ...] = ()
 
 
 class ProcessRow(Row, frozen=True):
-    """A background process of a session. `pid` and `start_ticks` (its start time in kernel ticks) are set once the
-    process runs; only the pair identifies the process. `log` is the name of its output in the spool. `channel` is the
-    channel of the turn that started the process, or empty if unknown. `end_reported` is True if the agent has been
-    informed of its end."""
+    """A session's background process. `pid` and `start_ticks` (its start time in kernel ticks) are set once the process
+    is running; only both together identify the process. `log` is the name of its output in the spool. `channel` is the
+    channel of the turn that started the process, or empty if unknown. `end_reported` is True if the agent has been told
+    that the process has ended."""
 
     id: str
     session: str
@@ -293,7 +348,7 @@ class ProcessRow(Row, frozen=True):
 
 
 class WorkspaceRow(Row, frozen=True):
-    """A session's folder. If `project` is True, the folder is the user's own and is never moved or removed."""
+    """A session's folder. If `project` is True, it is the user's own folder and is never moved or removed."""
 
     session: str
     backend: str
@@ -342,7 +397,7 @@ class PrincipalRow(Row, frozen=True):
 
 
 class KeyRow(Row, frozen=True):
-    """A key without its digest, so that the credential cannot be verified or reconstructed from this row."""
+    """A key without its digest, so this row cannot be used to verify or reconstruct the credential."""
 
     id: str
     principal: str
@@ -355,8 +410,8 @@ class KeyRow(Row, frozen=True):
 
 
 class AuditRow(Row, frozen=True):
-    """One event of the audit log. `principal` is the actor, None for the gateway itself; `subject` holds ids, separated
-    by spaces."""
+    """One event in the audit log. `principal` is the actor, or None for the gateway itself; `subject` contains ids,
+    separated by spaces."""
 
     id: int
     at: float
@@ -369,7 +424,7 @@ class AuditRow(Row, frozen=True):
 
 
 class UsageTotal(Row, frozen=True):
-    """Sums of `calls` model calls under one key; `name` is the key's display name if it has one. `cost` is in
+    """The sums over `calls` model calls with one key; `name` is the key's display name, if it has one. `cost` is in
     billionths of a dollar. `estimated` is the number of calls whose tokens were estimated because the provider did not
     report them."""
 
@@ -386,7 +441,7 @@ class UsageTotal(Row, frozen=True):
 
 
 class SpentTotal(Row, frozen=True):
-    """The amount spent of a budget: tokens, and billionths of a dollar."""
+    """The amount spent from a budget, in tokens and in billionths of a dollar."""
 
     tokens: int
     cost: int

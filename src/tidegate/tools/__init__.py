@@ -1,10 +1,10 @@
 """Tools: the actions that agents can perform, as immutable values.
 
-The tools offered to a model have unique names and a fixed order. No caller can change the tools of another caller. A
-tool gets the identity of its caller only from its context argument. Code that shows a tool's output truncates it with
+The tools offered to a model have unique names and a fixed order. No caller can change another caller's tools. A tool
+gets its caller's identity only from its context argument. Code that shows a tool's output truncates it with
 `bound_text` and reports the omission.
 
-`builtin/` contains the toolsets that come with the gateway; others are plug-ins (`tidegate.plugins`).
+`builtin/` contains the toolsets that come with the gateway; all others are plug-ins (`tidegate.plugins`).
 """
 
 from tidegate.spool import bound_text

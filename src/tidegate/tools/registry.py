@@ -1,4 +1,4 @@
-"""All toolsets of the process, by the names that the configuration uses.
+"""All of the process's toolsets, by the names used in the configuration.
 
 A registry is immutable. Resolving the same names, in any order, always returns an equal, immutable toolset. At most
 `MOST_RESOLVED` composed toolsets are cached.
@@ -16,12 +16,12 @@ from tidegate.tools.tool import Tool
 from tidegate.tools.toolset import Toolset
 
 MOST_RESOLVED = 8
-"""The maximum number of composed toolsets that are cached. Agents use few different combinations of toolsets, and
-composing one is cheap."""
+"""Maximum number of cached composed toolsets. Agents use few different combinations of toolsets, and composing one is
+cheap."""
 
 
 OUTPUT_TOOLSET = "output"
-"""The toolset that reads the rest of long results. It is added automatically if a tool may have such results."""
+"""The toolset that reads the rest of long results. It is added automatically if a tool may return such results."""
 
 
 class ToolRegistry:
@@ -41,8 +41,8 @@ class ToolRegistry:
         return ToolRegistry({**implied, **toolsets, **self._toolsets})
 
     def resolve(self, names: Iterable[str], *, where: str = "tools") -> Toolset:
-        """Composes the named toolsets. `where` is the setting that names them, for the error message if a name
-        is unknown or two toolsets are in conflict."""
+        """Composes the named toolsets. `where` is the setting that names them; it is used in the error message if a
+        name is unknown or two toolsets conflict."""
         key = tuple(sorted(set(names)))
         if (known := self._resolved.get(key)) is not None:
             return known
@@ -71,8 +71,7 @@ class ToolRegistry:
 
 def _builtin_names() -> frozenset[str]:
     """Returns the names of the modules in `builtin/`, found by their files without importing them."""
-    names = {module.name for module in iter_modules(builtin.__path__)}
-    return frozenset(names - {"process"})  # a part of the toolset `terminal`
+    return frozenset(module.name for module in iter_modules(builtin.__path__))
 
 
 BUILTIN = _builtin_names()

@@ -1,9 +1,9 @@
-"""Services of the gateway that tools may use besides the workspace and the spool.
+"""The gateway's services that tools may use besides the workspace and the spool.
 
 A service is identified by its type, which is a class or a protocol such as those below. The composition root
-(`sessions/components.py`) provides services, and a tool requests one from the context of its call. Services have
-process lifetime. The context of a call (session, principal, agent) determines what the call may see or change; the
-tool's arguments never do. A service that no agent of this gateway uses is neither provided nor loaded.
+(`sessions/components.py`) provides services, and a tool requests one from the context of its call. Services live as
+long as the process. What a call may see or change is determined by its context (session, principal, agent), never by
+the tool's arguments. A service that no agent of this gateway uses is neither provided nor loaded.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class Skills(Protocol):
 
 
 class Delegates(Protocol):
-    """Gives tasks to other agents, inside the turn."""
+    """Gives tasks to other agents within the turn."""
 
     async def work(self, ctx: "ToolContext", agent: str, task: str) -> str:
         """Returns the other agent's answer, labelled as such. Raises `ToolFailed` if there is no answer."""

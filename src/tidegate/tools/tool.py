@@ -1,10 +1,12 @@
-"""One tool: its definition for the model, its effect, and the function that runs it.
+"""Tools: a tool's definition for the model, its effect, and the function that runs it.
 
-A tool made with `@tool` runs only with arguments of the declared types. For other arguments, `ToolFailed` is raised
-with one sentence that names the wrong argument. A tool has no state and no identity: the context of each call
-identifies the caller. The tool runner enforces the deadline.
+A tool made with `@tool` runs only with arguments of the declared types. Other arguments raise `ToolFailed` with one
+sentence that names the wrong argument. A tool has no state and no identity: the context of each call identifies the
+caller. The tool runner enforces the deadline.
 """
 
+import contextlib
+import hashlib
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,9 +21,12 @@ from tidegate.values import Frozen, Media, ToolDefinition
 from tidegate.workspaces import Workspace
 
 Effect = Literal["read", "write", "execute", "network"]
-"""What a call may affect: nothing (read), files (write), anything on the machine (execute), or other machines
+"""What a call can affect: nothing (read), files (write), anything on the machine (execute), or other machines
 (network)."""
 
+ApprovalCovers = Literal["call", "tool"]
+
+_CANONICAL = msgspec.json.Encoder(order="sorted")
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -44,7 +49,7 @@ Ask = Callable[[str, Sequence[str]], Awaitable[str]]
 
 
 class Result(Frozen, frozen=True):
-    """The result of a call. A tool whose result is text alone may return a string instead."""
+    """A call's result. If it consists only of text, a tool may return a string instead."""
 
     text: str
     media: tuple[Media, ...] = ()
@@ -56,12 +61,12 @@ async def _ask_nobody(question: str, choices: Sequence[str]) -> str:
 
 
 def _ignore(text: str) -> None:
-    """Does nothing. The default if nobody follows the output, or if contacted hosts are not recorded."""
+    """Does nothing. The default if nobody is following the output, or if contacted hosts are not recorded."""
 
 
 class ToolContext(Frozen, frozen=True):
-    """The identity and the services of one call. A tool gets nothing else. `step` and `call` identify the call.
-    `progress` is called with new output, for clients that follow the turn."""
+    """The identity and services of one call. A tool gets nothing else. `step` and `call` identify the call. `progress`
+    is called with new output, for clients that follow the turn."""
 
     session: str
     principal: str
@@ -75,13 +80,14 @@ class ToolContext(Frozen, frozen=True):
     ask: Ask = _ask_nobody
     progress: Callable[[str], None] = _ignore
     contacts: Callable[[str], None] = _ignore
-    """A tool must call this with the name of a host before it contacts the host, for the audit log."""
+    """A tool must call this with a host's name before it contacts the host, for the audit log."""
     services: ToolServices = ToolServices()
     depth: int = 0
-    """The number of turns in the chain of delegation above this turn."""
+    """The number of turns above this turn in the chain of delegation."""
 
     def service(self, kind: type[S], *, otherwise: str) -> S:
-        """Returns the service of this type. Raises `ToolFailed` with the message `otherwise` if it is not available."""
+        """Returns the service with this type. Raises `ToolFailed` with the message `otherwise` if it is not
+        available."""
         if (found := self.services.get(kind)) is None:
             raise ToolFailed(otherwise)
         return found
@@ -90,18 +96,21 @@ class ToolContext(Frozen, frozen=True):
 Run = Callable[[ToolContext, str], Awaitable[str | Result]]
 
 DEFAULT_OWNER = "built-in"
-"""The owner of a tool that names none. It is replaced if the tool comes from a plug-in."""
+"""The owner of tools that do not name one. It is replaced if the tool comes from a plug-in."""
 
 
 class Tool(Frozen, frozen=True):
     """A tool that an agent can call. `run` accepts the context and the model's argument text (JSON).
 
     `parallel` allows the tool to run concurrently with other calls of the same step. `repeatable` allows it to run
-    again if it is unknown after a crash whether the first run took place. `timeout` is in seconds; None is for a tool
-    that enforces a deadline itself. `output_bytes` lowers the limit of the output that the model sees. `long_results`
-    means that results may exceed this limit, so the tool that reads the rest is also made available. `contained` means
-    that the tool changes nothing outside the session's workspace and executes nothing outside its sandbox, so it needs
-    no approval. `owner` is the origin of the tool, for messages about conflicts.
+    again if it is unknown after a crash whether the first run took place. `timeout` is in seconds; None is for tools
+    that enforce a deadline themselves. `output_bytes` lowers the limit on the output that the model sees.
+    `long_results` means that results may exceed this limit, so the tool that reads the rest is also made available.
+    `contained` means that the tool changes nothing outside the session's workspace and executes nothing outside its
+    sandbox, so it needs no approval. `asks` means that every call needs approval even if it only reads, unless a rule
+    or the mode `autonomous` allows it. `approval_covers` is what an approval for more than one call covers: every call
+    of the tool, or only calls with exactly the same arguments; by default the latter for tools that execute. `owner` is
+    the tool's origin, for messages about conflicts.
     """
 
     definition: ToolDefinition
@@ -113,6 +122,8 @@ class Tool(Frozen, frozen=True):
     output_bytes: int | None = None
     contained: bool = False
     long_results: bool = False
+    asks: bool = False
+    approval_covers: ApprovalCovers | None = None
     owner: str = DEFAULT_OWNER
 
     @property
@@ -124,6 +135,24 @@ class Tool(Frozen, frozen=True):
         """True if an interrupted call cannot have changed anything. This excludes reading tools that must not be
         repeated, since repeating them may have an effect."""
         return self.effect == "read" and self.repeatable
+
+    @property
+    def covers_exact_calls(self) -> bool:
+        """True if an approval for more than one call covers only calls with exactly the same arguments."""
+        return (self.approval_covers or ("call" if self.effect == "execute" else "tool")) == "call"
+
+    @property
+    def fingerprint(self) -> bytes:
+        """A digest of everything that a person who approves calls of this tool relies on. It does not depend on how the
+        schema is formatted."""
+        schema: Any = bytes(self.definition.parameters)
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            schema = msgspec.json.decode(schema)
+        content = (
+            self.owner, self.name, self.definition.description, schema, self.effect, self.contained, self.asks,
+            self.covers_exact_calls,
+        )  # fmt: skip
+        return hashlib.sha256(_CANONICAL.encode(content)).digest()
 
     def same_as(self, other: "Tool") -> bool:
         """True if both are the same tool, apart from the owner."""
@@ -139,13 +168,15 @@ def tool(
     output_bytes: int | None = None,
     contained: bool = False,
     long_results: bool = False,
+    asks: bool = False,
+    approval_covers: ApprovalCovers | None = None,
     owner: str = DEFAULT_OWNER,
     name: str | None = None,
 ) -> Callable[[Callable[..., Awaitable[str | Result]]], Tool]:
-    """Makes a `Tool` from `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. A tool that only
+    """Creates a `Tool` from `async def f(ctx, *, argument: type = default, …) -> str`, or `-> Result`. A tool that only
     reads is repeatable unless `repeatable` says otherwise.
 
-    The first paragraph of the docstring is the description that models see. Arguments are described by
+    The first paragraph of the docstring is the description that models see. Arguments are described with
     `Annotated[type, msgspec.Meta(description=…)]`, whose other constraints are checked as well.
     """
 
@@ -160,7 +191,7 @@ def tool(
 
         async def run(ctx: ToolContext, text: str) -> str | Result:
             try:
-                # Some models send an empty text for a call without arguments.
+                # For a call without arguments, some models send an empty text.
                 values = decoder.decode(text if text.strip() else "{}")
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 raise ToolFailed(f"{tool_name}: {_complaint(error, names)}") from None
@@ -177,6 +208,8 @@ def tool(
             output_bytes=output_bytes,
             contained=contained,
             long_results=long_results,
+            asks=asks,
+            approval_covers=approval_covers,
             owner=owner,
         )
 
@@ -214,7 +247,7 @@ def _schema(arguments: type[msgspec.Struct]) -> msgspec.Raw:
 
 
 def _complaint(error: Exception, names: tuple[str, ...]) -> str:
-    """Describes the error in the arguments to the model, as the end of a sentence."""
+    """Describes the error in the arguments for the model, phrased as the end of a sentence."""
     message = str(error)
     accepted = f"it accepts {', '.join(names)}" if names else "it accepts no arguments"
     if not isinstance(error, msgspec.ValidationError):

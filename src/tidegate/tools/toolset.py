@@ -28,7 +28,7 @@ class Toolset:
     tools: tuple[Tool, ...]
     definitions: tuple[ToolDefinition, ...]
     digest: bytes
-    """Identifies the definitions that a model sees."""
+    """A digest of the definitions that a model sees."""
     _by_name: Mapping[str, Tool]
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:

@@ -1,12 +1,12 @@
-"""Turns: running one turn, and the services that turns use.
+"""Turns: running a turn, and the services that turns use.
 
 `Runner` runs a turn for the engine. Approvals, budgets, compaction, delegation and model fallback each have a module or
-a package. `delegation` and `skill_reader` are imported only if an agent uses them, so they are not exported here.
+package. `delegation` and `skill_reader` are imported only if an agent uses them, so they are not exported here.
 """
 
 from tidegate.turns.approvals import Approvals, QuestionView
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channels import CHANNELS, DELEGATE, Channel, Channels
+from tidegate.turns.channel_registry import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,
@@ -17,6 +17,7 @@ from tidegate.turns.compaction.compaction import (
 from tidegate.turns.fallback import KEY as FALLBACK
 from tidegate.turns.fallback import FallbackState, fallback_reason
 from tidegate.turns.runner import Runner
+from tidegate.turns.stored_approvals import RuleView
 from tidegate.turns.tool_env import ToolEnv
 from tidegate.turns.window_usage import WindowUsage
 
@@ -35,6 +36,7 @@ __all__ = [
     "Compaction",
     "FallbackState",
     "QuestionView",
+    "RuleView",
     "Runner",
     "ToolEnv",
     "WindowUsage",

@@ -1,13 +1,14 @@
-"""Questions to a person: approvals of one exact action, and questions that a tool asks.
+"""Questions to a person: approvals for exact actions, and questions asked by tools.
 
 A question is stored before anyone sees it, and survives unloading, restarts and kills. When a resumed turn asks again,
-it finds the stored question, open or answered. It is answered once, from any client, by anyone who is allowed to. It is
-closed when its turn is stopped, when its session ends, or when it expires.
+it finds the stored question, open or answered. A question is answered once, from any client, by anyone who is allowed
+to. It is closed when its turn is stopped, when its session ends, or when it expires.
 
-Questions go to the person in the conversation. Approvals go to this person too if their role permits it, and otherwise
-to the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
-nobody can be asked, the action is denied and the model receives the reason. Questions of a delegated task are asked in
-the conversation from which the task was delegated.
+Questions go to the person in the conversation. Approvals go to this person, too, if their role permits it, otherwise to
+the owner. At most `limits.questions` turns wait for an answer, and at most `limits.questions_each` per principal. If
+nobody can be asked, the action is denied and the model receives the reason. A delegated task's questions are asked in
+the conversation from which the task was delegated. An approval that is given for more than its call is stored
+(`stored_approvals.py`).
 
 This service only counts the waiting questions; the turns themselves do the waiting.
 """
@@ -26,6 +27,7 @@ from tidegate.store import ApprovalAnswer as Counted
 from tidegate.store import (
     ApprovalRow,
     Db,
+    Decision,
     NewApproval,
     SessionRow,
     Store,
@@ -35,18 +37,19 @@ from tidegate.store import (
     sessions,
     turns,
 )
-from tidegate.turns.channels import DELEGATE, Channels
-from tidegate.values import Frozen, QuestionAnswered, QuestionAsked, new_id
+from tidegate.turns.channel_registry import DELEGATE, Channels
+from tidegate.turns.stored_approvals import StoredApprovals, choices
+from tidegate.values import ApprovalScope, Frozen, QuestionAnswered, QuestionAsked, ScopeChoice, new_id
 
 LISTED = 200
-"""The number of questions in one listing, unless more are requested."""
+"""Number of questions in one listing, unless more are requested."""
 
 
 class QuestionView(Frozen, frozen=True, omit_defaults=False):
     """A request to a person: to approve one exact action, shown in `summary`, or to answer a question. `state` is open,
     approved, denied, answered, expired or cancelled. `conversation` is the session in which the person sees the
-    question: the session of the turn itself or, for a delegated task, of the outermost turn. `person` is the name of
-    the person in that conversation."""
+    question: the turn's own session or, for a delegated task, the outermost turn's session. `person` is the name of the
+    person in that conversation."""
 
     id: str
     session: str
@@ -63,15 +66,22 @@ class QuestionView(Frozen, frozen=True, omit_defaults=False):
     answer: str | None = None
     answered_at: float | None = None
     for_owner: bool = False
-    """True if only the owner of the gateway may answer it."""
+    """True if only the gateway's owner may answer it."""
+    scopes: tuple[ScopeChoice, ...] = ()
+    """The scopes with which whoever may answer can approve the action; empty for a question and for a closed
+    request."""
+    scope: ApprovalScope = "call"
+    """The scope with which it was approved."""
 
 
-def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionView:
+def _view(db: Db, row: ApprovalRow) -> QuestionView:
+    session = sessions.get(db, row.session)
+    person = None if session is None else principals.get(db, session.principal)
     return QuestionView(
         id=row.id,
         session=row.session,
-        conversation=conversation,
-        person=person,
+        conversation=turns.conversation(db, row.session),
+        person="" if person is None else person.name,
         turn=row.turn,
         kind=row.kind,
         tool=row.tool,
@@ -83,6 +93,8 @@ def view_question(row: ApprovalRow, conversation: str, person: str) -> QuestionV
         answer=row.answer,
         answered_at=row.answered_at,
         for_owner=row.may_answer == approvals.OWNER,
+        scopes=_scopes(db, row),
+        scope=row.scope,
     )
 
 
@@ -97,6 +109,7 @@ class Approvals:
         wake: Callable[[str], None],
     ) -> None:
         self._store = store
+        self.stored = StoredApprovals(store, clock=clock)
         self._channels = channels
         self._limits = config.limits
         self._within = config.limits.answer_within
@@ -107,7 +120,7 @@ class Approvals:
 
     @property
     def waiting(self) -> int:
-        """The number of questions of this process's turns that wait for an answer."""
+        """The number of questions from this process's turns that are waiting for an answer."""
         return self._waiting.total()
 
     # -- for people who answer --
@@ -115,8 +128,8 @@ class Approvals:
     async def open_for(
         self, principal: Principal, *, session: str | None = None, limit: int = LISTED
     ) -> list[QuestionView]:
-        """Returns the questions that wait for this principal's answer, oldest first. They are from all conversations of
-        the principal, or from one conversation and its tasks."""
+        """Returns the questions that are waiting for this principal's answer, oldest first: those from all of the
+        principal's conversations, or those from one conversation and its tasks."""
 
         def read(db: Db) -> list[QuestionView]:
             found = approvals.open_for(
@@ -127,7 +140,7 @@ class Approvals:
         return await self._store.read(read)
 
     async def of_session(self, session: str, principal: Principal, *, limit: int = LISTED) -> list[QuestionView]:
-        """Returns all questions in a conversation of this principal, latest first."""
+        """Returns all questions in one of this principal's conversations, latest first."""
         own = None if principal.may("configure") else principal.id
 
         def read(db: Db) -> list[QuestionView]:
@@ -136,7 +149,8 @@ class Approvals:
         return await self._store.read(read)
 
     async def open_for_others(self, principal: Principal, session: str | None) -> list[QuestionView]:
-        """Returns the open questions in a conversation of this principal that wait for someone else's answer."""
+        """Returns the open questions in one of this principal's conversations that are waiting for someone else's
+        answer."""
 
         def read(db: Db) -> list[QuestionView]:
             rows = approvals.open_of(db, session or "", self._clock())
@@ -146,41 +160,55 @@ class Approvals:
         return await self._store.read(read)
 
     async def get(self, id: str, principal: Principal) -> QuestionView:
-        row, conversation, person = await self._visible(id, principal)
-        return view_question(row, conversation, person)
+        return (await self._visible(id, principal))[1]
 
     async def answer(
-        self, id: str, principal: Principal, decision: Literal["approved", "denied", "answered"], text: str = ""
+        self,
+        id: str,
+        principal: Principal,
+        decision: Literal["approved", "denied", "answered"],
+        text: str = "",
+        scope: ApprovalScope = "call",
     ) -> QuestionView:
-        """Records the answer permanently and wakes the turn. Giving the same answer again changes nothing."""
-        row, conversation, person = await self._visible(id, principal)
+        """Records the answer permanently and wakes the turn. Giving the same answer again changes nothing. With a
+        `scope` larger than the call, the approval is stored in the same transaction."""
+        row, _ = await self._visible(id, principal)
         if not approvals.may_answer(row, principal=principal.id, role=principal.role):
             principal.require("approve")
             principal.require("approve_outside")
             raise _unknown(id)
         if (row.kind == "question") != (decision == "answered"):
             raise Refused(_UNFIT[row.kind], code="answer_unfit", param="decision")
+        if scope != "call" and decision != "approved":
+            raise Refused(f"Only an approval can have the scope {scope!r}.", code="bad_argument", param="scope")
+        if scope == "always":
+            principal.require("approve_always")
         text = _answer(row, text.strip())
-        counted: Counted = await self._store.write(
-            lambda db: approvals.answer(
-                db, id, decision=decision, text=text, principal=principal.id, role=principal.role, now=self._clock()
-            )
-        )
+        counted, view = await self._store.write(self._record, id, principal, decision, text, scope)
         if counted.row is None:
             raise _unknown(id)
         if counted.how == "closed":
             raise Conflict(f"This is already closed: it was {counted.row.state}.", code="question_closed")
         if counted.how == "expired":
             raise Conflict("This is already closed: it has expired.", code="question_closed")
-        self._wake(row.turn)
-        return view_question(counted.row, conversation, person)
+        for each in (counted.row, *counted.covered):
+            self._wake(each.turn)
+        assert view is not None
+        return view
 
-    async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, str, str]:
-        """Returns the question, its conversation, and the name of the person in that conversation."""
+    def _record(
+        self, db: Db, id: str, principal: Principal, decision: Decision, text: str, scope: ApprovalScope
+    ) -> tuple[Counted, QuestionView | None]:
+        counted = approvals.answer(
+            db, id, decision=decision, text=text, principal=principal.id, role=principal.role, now=self._clock(),
+            scope=scope, rule=new_id("ar"),
+        )  # fmt: skip
+        return counted, None if counted.row is None else _view(db, counted.row)
 
-        def read(db: Db) -> tuple[ApprovalRow, str, str] | None:
+    async def _visible(self, id: str, principal: Principal) -> tuple[ApprovalRow, QuestionView]:
+        def read(db: Db) -> tuple[ApprovalRow, QuestionView] | None:
             row = approvals.visible_to(db, id, principal=principal.id, role=principal.role)
-            return None if row is None else (row, *_conversation_and_person(db, row))
+            return None if row is None else (row, _view(db, row))
 
         found = await self._store.read(read)
         if found is None:
@@ -197,7 +225,7 @@ class Approvals:
     # -- for event streams --
 
     async def open_events(self, session: str) -> list[QuestionAsked]:
-        """Returns the open questions of the session and of its tasks, oldest first, for readers that connect after the
+        """Returns the open questions from the session and its tasks, oldest first, for readers that connect after the
         questions were asked."""
         return await self._store.read(_open_events, session, self._clock())
 
@@ -205,7 +233,7 @@ class Approvals:
 
     async def ask(self, taken: TakenTurn, turn: Turn, step: str, request: NewApproval) -> ApprovalRow | str:
         """Asks the question, sends it to the turn's readers, and waits until it is closed. Returns the question's row,
-        or the reason why nobody can be asked. If the step has asked the question before, the limits are not checked
+        or the reason why nobody can be asked. If the step has already asked the question, the limits are not checked
         again."""
 
         async def find() -> ApprovalRow | None:
@@ -219,8 +247,9 @@ class Approvals:
             return reason
         with self._counted((taken.session.principal, turn.id)):
             now = self._clock()
-            row: ApprovalRow = await turn.write(
-                lambda db: approvals.ask(
+
+            def record(db: Db) -> tuple[ApprovalRow, QuestionAsked]:
+                row = approvals.ask(
                     db,
                     id=new_id("ap"),
                     session=turn.session,
@@ -230,9 +259,11 @@ class Approvals:
                     now=now,
                     expires=now + self._within,
                 )
-            )
+                return row, _asked_event(db, row)
+
+            row, event = await turn.write(record)
             if row.state == "open":
-                turn.emit(_asked_event(row))
+                turn.emit(event)
             row = await turn.wait(closed)
         turn.emit(QuestionAnswered(id=row.id, state=row.state, answer=row.answer or ""))
         return row
@@ -255,8 +286,8 @@ class Approvals:
         return () if taken.turn.within is None else await self._store.read(_delegating_agents, taken.turn.id)
 
     async def channel(self, taken: TakenTurn) -> str:
-        """Returns the channel of the person for whom this turn runs, even if another agent delegated the turn as a
-        task."""
+        """Returns the channel of the person for whom this turn is running, even if another agent delegated the turn as
+        a task."""
         return (await self._origin(taken))[0]
 
     async def _origin(self, taken: TakenTurn) -> tuple[str, bool]:
@@ -273,7 +304,7 @@ class Approvals:
         return turn.channel, attended and session.kind != "ephemeral"
 
     async def _unreachable_reason(self, taken: TakenTurn) -> str | None:
-        """Returns the reason why nobody can answer a question of this turn; None if someone can."""
+        """Returns the reason why nobody can answer this turn's questions, or None if someone can."""
         channel, attended = await self._origin(taken)
         if not attended:
             return f"nobody can be asked on the channel {channel}"
@@ -298,7 +329,7 @@ class Approvals:
 
 
 _UNFIT = {
-    "approval": "This needs an approval or a denial: /approve or /deny, `approved` or `denied`.",
+    "approval": "This request must be approved or denied: use /approve or /deny, `approved` or `denied`.",
     "question": "This is a question: answer it with /answer or `answered`, or stop the turn.",
 }
 
@@ -320,22 +351,23 @@ def _open_events(db: Db, session: str, now: float) -> list[QuestionAsked]:
     found: list[QuestionAsked] = []
     for row in approvals.open_of(db, session, now):
         asker = None if row.session == session else sessions.get(db, row.session)
-        found.append(_asked_event(row, "" if asker is None else asker.agent))
+        found.append(_asked_event(db, row, "" if asker is None else asker.agent))
     return found
 
 
-def _view(db: Db, row: ApprovalRow) -> QuestionView:
-    return view_question(row, *_conversation_and_person(db, row))
+def _scopes(db: Db, row: ApprovalRow) -> tuple[ScopeChoice, ...]:
+    """Returns the scopes with which whoever may answer can approve the action."""
+    if row.kind != "approval" or row.state != "open":
+        return ()
+    person = None if row.offer is None else principals.get(db, row.offer.principal)
+    approver = Principal(id="", name="", role="owner")
+    if row.may_answer != approvals.OWNER:
+        found = principals.get(db, row.may_answer)
+        approver = Principal(id=row.may_answer, name="", role="guest" if found is None else found.role)
+    return choices(row.offer, "" if person is None else person.name, approver)
 
 
-def _conversation_and_person(db: Db, row: ApprovalRow) -> tuple[str, str]:
-    """Returns the conversation of a question and the name of the person in that conversation."""
-    session = sessions.get(db, row.session)
-    person = None if session is None else principals.get(db, session.principal)
-    return turns.conversation(db, row.session), "" if person is None else person.name
-
-
-def _asked_event(row: ApprovalRow, agent: str = "") -> QuestionAsked:
+def _asked_event(db: Db, row: ApprovalRow, agent: str = "") -> QuestionAsked:
     return QuestionAsked(
         id=row.id,
         turn=row.turn,
@@ -346,6 +378,7 @@ def _asked_event(row: ApprovalRow, agent: str = "") -> QuestionAsked:
         expires=row.expires,
         agent=agent,
         for_owner=row.may_answer == approvals.OWNER,
+        scopes=_scopes(db, row),
     )
 
 
@@ -354,8 +387,9 @@ def _unknown(id: str) -> NotFound:
 
 
 def _answer(row: ApprovalRow, text: str) -> str:
-    """Returns the answer or, if the question has choices, the choice that the answer names by text or number. Answers
-    to closed questions are not checked here: the caller gets an error saying that the question is closed."""
+    """Returns the answer or, if the question has choices, the choice that the answer specifies by text or number.
+    Answers to closed questions are not checked here, since the caller gets an error saying that the question is
+    closed."""
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:

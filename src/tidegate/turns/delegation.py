@@ -1,10 +1,10 @@
 """Delegation: tasks that one agent gives to another agent during its turn.
 
-A task is a turn like any other. It is accepted as an ephemeral session under the same principal, limits and budgets.
+A task is a turn like any other. It is accepted in an ephemeral session with the same principal, limits and budgets.
 After a restart, the step that delegated a task finds it again, so a task is delegated only once, however often the
 process is killed. A task ends no later than the turn that delegated it. An agent may delegate only to agents in its
-`delegates` setting, and only to those that the user may use. A turn has at most limits.delegates tasks at a time, and
-tasks are nested at most limits.delegate_depth deep. The outcome of a task, even a failure, is a tool result for the
+`delegates` setting, and only to agents that the user may use. A turn has at most limits.delegates tasks at a time, and
+tasks are nested at most limits.delegate_depth levels deep. A task's outcome, even a failure, is a tool result for the
 delegating model, which decides what to do next.
 
 `Delegation` holds only the turns that are waiting for tasks. `TaskProgress` belongs to one task and holds the ids of
@@ -24,7 +24,7 @@ from tidegate.engine import PARENT_ENDED, Engine
 from tidegate.errors import NotFound, Refused, Stopping, ToolFailed
 from tidegate.store import Store, principals, receipts
 from tidegate.tools import ToolContext
-from tidegate.turns.channels import DELEGATE
+from tidegate.turns.channel_registry import DELEGATE
 from tidegate.values import (
     Acceptance,
     Event,
@@ -41,15 +41,15 @@ from tidegate.values import (
     ToolStarted,
 )
 
-HEADING = "With the tool `delegate` you can give tasks to these agents:"
+HEADING = "With the tool `delegate` you can delegate tasks to these agents:"
 
 LINE_CHARACTERS = 200
-"""The number of characters of a line about a tool call or a failure. Lines are short, so that a reader can follow two
-agents concurrently."""
+"""Maximum length of a line about a tool call or failure. Lines are short, so that a reader can follow two agents at the
+same time."""
 
 
 class _TaskSlots:
-    """The slots that limit how many tasks of one turn run at once."""
+    """The slots that limit how many of a turn's tasks run concurrently."""
 
     __slots__ = ("semaphore", "users")
 
@@ -134,7 +134,7 @@ class Delegation:
 
     @asynccontextmanager
     async def _slot(self, turn: str) -> AsyncIterator[None]:
-        """Waits for one of the task slots of this turn and holds it within the block."""
+        """Waits for one of this turn's task slots and holds it within the block."""
         slots = self._slots.get(turn)
         if slots is None:
             slots = self._slots[turn] = _TaskSlots(self._config.limits.delegates)
@@ -159,9 +159,9 @@ class Delegation:
                             progress.show(event)
             outcome = await self._ended(accepted.turn)
         except Parked:
-            raise  # the task continues in the next process and asks its questions again
+            raise  # the task will continue in the next process and ask its questions again
         except BaseException as error:
-            if isinstance(error, Exception):  # a turn that is cancelled ends its tasks itself
+            if isinstance(error, Exception):  # a cancelled turn stops its tasks itself
                 await self._engine.stop(accepted.turn, PARENT_ENDED)
             progress.end()
             raise
@@ -169,7 +169,7 @@ class Delegation:
         return outcome
 
     async def _give(self, ctx: ToolContext, agent: str, task: str) -> Acceptance:
-        """Accepts the task. If this step has already delegated the task, finds it instead."""
+        """Accepts the task or, if this step has already delegated it, finds it."""
         digest = hashlib.sha256(b"%d:%b" % (len(agent.encode()), agent.encode()) + task.encode(errors="replace"))
         inbound = Inbound(
             principal=ctx.principal,
@@ -211,11 +211,11 @@ class TaskProgress:
             case TextDelta():
                 self._say(event.text)
             case TextReset():
-                self._note(f"begins its answer again: {event.reason}")
+                self._note(f"is starting its answer over: {event.reason}")
             case ToolStarted():
                 self._note(f"{event.name} {event.arguments}")
             case ToolProgress() if event.name == DELEGATE:
-                self._say(event.text)  # text of a nested task; the output of other tools is in their results
+                self._say(event.text)  # text from a nested task; other tools' output is in their results
             case ToolEnded() if event.interrupted:
                 self._note(f"{event.name}: {event.excerpt}")
             case ToolEnded() if event.failed:
@@ -230,10 +230,10 @@ class TaskProgress:
                 self._open_questions.pop(event.id, None)
                 self._engine.tell(self._ctx.turn, event)
             case _:
-                """The rows and the end of the task are in the result."""
+                """The result contains the task's rows and its end."""
 
     def begin(self) -> None:
-        self._note("works on the task")
+        self._note("is working on the task")
 
     def end(self) -> None:
         """Closes the task's open questions."""
@@ -262,9 +262,9 @@ def task_result(agent: str, outcome: Outcome) -> str:
     answer."""
     if outcome.state == "answered":
         if not outcome.text:
-            return f"The agent {agent!r} gave an empty answer."
+            return f"The agent {agent!r} returned an empty answer."
         cut = ", cut off at its model's output limit" if outcome.finish == "length" else ""
-        return f"The answer of the agent {agent!r}{cut}:\n\n{outcome.text}"
+        return f"The answer from agent {agent!r}{cut}:\n\n{outcome.text}"
     why = outcome.error.message if outcome.error is not None else "It gave no reason."
     text = f"\n\nIts text until then:\n\n{outcome.text}" if outcome.text else ""
     state = "was stopped" if outcome.state == "stopped" else "failed"

@@ -1,12 +1,12 @@
-"""Chooses the model that answers in a session: the user's choice, the agent's own model, or one of the agent's
+"""The choice of the model that answers in a session: the user's choice, the agent's own model, or one of the agent's
 fallbacks.
 
 A model chosen with /model has no fallback, since the fallback chain belongs to the agent's own model. A model that
 fails enters a cooldown for all sessions, unless the conversation caused the failure. No model in cooldown is called
-while another model of the chain is available. A session keeps its fallback for a while, even across unloading and
-restarts, because each change of model costs its cached prefix. The fallback is a setting of the session, separate from
-the user's choice. The user is notified once when another model answers, and once when the agent's own model answers
-again.
+while another model in the chain is available. A session keeps its fallback for a while, even across unloading and
+restarts, because each change of model costs the cached prefix. The fallback is one of the session's settings, separate
+from the user's choice. The user is notified once when another model answers, and once when the agent's own model
+answers again.
 """
 
 from collections import Counter
@@ -30,12 +30,13 @@ KEY = "fallback"
 """The key of the setting that stores a session's fallback."""
 
 UNHELPED = frozenset({"context", "content"})
-"""The kinds of failure that the content of the conversation causes. After such a failure, no other model is called."""
+"""The kinds of failure that are caused by the conversation's content. After such a failure, no other model is
+called."""
 
 
 class FallbackState(Frozen, frozen=True):
-    """The fallback of a session: the model that answers, the model that it replaces, the kind of failure, and the time
-    from which the agent's own model is tried again."""
+    """A session's fallback: the model that answers, the model that it replaces, the kind of failure, and the time from
+    which the agent's own model is tried again."""
 
     model: str
     instead_of: str
@@ -66,8 +67,7 @@ class Fallbacks:
         return self._models.get(next(available, chain[0]))
 
     def current(self, agent: AgentSettings, session_settings: tuple[SettingRow, ...]) -> FallbackState | None:
-        """Returns the fallback that would answer now; None if the agent's own model or the user's choice would
-        answer."""
+        """Returns the fallback that would answer now, or None if the agent's own model or the user's choice would."""
         model = self.model(agent, session_settings).name
         if model == agent.model or self._chosen(session_settings) is not None:
             return None
@@ -103,7 +103,7 @@ class Fallbacks:
         return self._models.cooldowns.begin(model.name, failure)
 
     def next_available(self, agent: AgentSettings, failed: tuple[Model, ...]) -> Model | None:
-        """Returns the first model of the chain that is not in cooldown and is not among the failed models, even under
+        """Returns the first model in the chain that is not in cooldown and not among the failed models, not even under
         another name."""
         failed_signatures = {model.signature for model in failed}
         for name in (agent.model, *agent.fallback):
@@ -139,8 +139,8 @@ class AnsweringModel:
         self.model = model
 
     async def next(self, failed: tuple[Model, ...], failure: ModelFailed) -> Model | None:
-        """Returns the next model to call, or None if there is none. `failed` are the models that failed in this step,
-        and `failure` is the failure of the last one."""
+        """Returns the next model to call, or None if there is none. `failed` are the models that have failed in this
+        step, and `failure` is the last one's failure."""
         if failure.kind in UNHELPED:
             return None
         last = failed[-1]
@@ -185,7 +185,7 @@ class AnsweringModel:
             self._turn.emit(Notice(text=sentence(self._state)))
 
     async def answered(self) -> None:
-        """Ends the fallback if the answer came from the agent's own model. Called when the turn has its answer."""
+        """Ends the fallback if the agent's own model has answered. Called when the turn has its answer."""
         if self._state is None or self._strict or self.model.name != self._agent.model:
             return
         if self._kept:
@@ -213,7 +213,7 @@ _REASONS = {
 
 
 def fallback_reason(state: FallbackState) -> str:
-    """Returns the reason, in words, why the agent's own model does not answer."""
+    """Returns, in words, the reason why the agent's own model is not used."""
     return _REASONS.get(state.why, "fails")
 
 

@@ -1,8 +1,8 @@
 """Drift: the difference between a session's frozen prompt and tools and its agent's current configuration.
 
-The user is notified once for each change of the configuration, even across restarts. The notice mentions the command
-/reload. Drift is detected when a resident is built, from data that must be read for this anyway. Without drift, there
-is therefore no additional read or write.
+The user is notified once of each configuration change, even across restarts. The notice mentions the command /reload.
+Drift is detected when a resident is built, using data that must be read for this anyway, so without drift there are no
+additional reads or writes.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Runs one turn: obtains the resident of its session, resolves its settings, and runs the agent loop.
+"""Running a turn: obtaining its session's resident, resolving its settings, and running the agent loop.
 
-While the configuration does not change, turns reuse the resident, whose history matches the store. If a turn ends
+As long as the configuration does not change, turns reuse the resident, whose history matches the store. If a turn ends
 without an answer, the resident is dropped and the next turn starts from the store. Settings are resolved here and
 nowhere else; an override never changes the agent's own configuration.
 """
@@ -36,7 +36,7 @@ from tidegate.models import EncodedPrefix, Model, Models
 from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
 from tidegate.tools import ToolRegistry, Toolset
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channels import Channels
+from tidegate.turns.channel_registry import Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,
@@ -56,22 +56,22 @@ from tidegate.values import Call, Frozen, Message, Notice, Outcome
 log = Log(__name__)
 
 PREFIXES_KEPT = 256
-"""The number of encoded prefixes kept for sharing. Sessions of one agent share a prefix, so few prefixes are in use at
-a time."""
+"""Number of encoded prefixes kept for sharing. An agent's sessions share a prefix, so few prefixes are in use at a
+time."""
 
 
 PREFIX_BYTES = 16 * 1024 * 1024
-"""The limit on the total bytes of these prefixes. It is needed because callers may send large system messages."""
+"""Maximum total size of these prefixes in bytes, since callers may send large system messages."""
 
 ENCODED_ANEW = (
-    "This conversation is encoded again, since the wire format of its model has changed: the provider counts all of it "
-    "as new once."
+    "This conversation is being encoded again because its model's wire format has changed; the provider bills all of "
+    "it in full once."
 )
 
 
 TOOLS_CHANGED = (
-    "The caller's tools differ from those of the previous request, so the conversation's prefix was rebuilt: the "
-    "provider counts all of it as new once."
+    "The caller's tools differ from those of the previous request, so the conversation's prefix was rebuilt; the "
+    "provider bills all of it in full once."
 )
 
 
@@ -91,7 +91,8 @@ KeptHistory = tuple[HistoryState, list[bytes]]
 
 class BuildPoint(Frozen, frozen=True):
     """The point in a turn at which a conversation is built: before the first step or, with `mid_turn`, after all
-    messages so far. `resumed` is true if an earlier process ran steps of the turn. `era` is known only in mid-turn."""
+    messages so far. `resumed` is true if an earlier process has run steps of the turn. `era` is known only in
+    mid-turn."""
 
     mid_turn: bool = False
     resumed: bool = False
@@ -144,7 +145,7 @@ class Runner:
         answering = await self.fallbacks.begin(turn, taken, agent)
         model = answering.model
         if session.encoder != model.wire.version:
-            # Users who changed the model know already. The first format, chat completions, had no number.
+            # Users who have changed the model already know. The first format, chat completions, had no number.
             if (session.encoder // 1000 or 1) == model.wire.version // 1000:
                 turn.emit(Notice(text=ENCODED_ANEW))
             await turn.write(sessions.reencode, session.id, model.wire.version)
@@ -163,7 +164,7 @@ class Runner:
 
         record = self.presence.obtain(session.id)
         resident, found = TurnResident(self.presence, record, partial(self._reload, taken, agent)), record.resident
-        # Nothing may be awaited between this line and the `try`, which releases the conversation at its end.
+        # Nothing may be awaited between this line and the `try`, which finally releases the conversation.
         conversation = await self._conversation(taken, agent, model, BuildPoint(resumed=turn.is_resumed))
         model_step = ModelStep(
             conversation,
@@ -223,12 +224,12 @@ class Runner:
         return agent
 
     async def spend_guard(self, taken: TakenTurn, model: Model) -> SpendGuard:
-        """Returns the budgets that calls of this model in this turn are charged to."""
+        """Returns the budgets to which this turn's calls of this model are charged."""
         common = self._budgets.common.get(model.name)
         return common or await self._budgets.spend_guard(model, taken.session, taken.turn.job)
 
     def call(self, taken: TakenTurn, agent: AgentSettings) -> Call:
-        """Returns the call with its reasoning setting resolved. The request's own parameter comes first, then the
+        """Returns the call with its reasoning setting resolved: the request's own parameter comes first, then the
         session's setting, then the agent's."""
         call = taken.turn.call
         if call.reasoning is not None:
@@ -238,7 +239,7 @@ class Runner:
         return call if reasoning is None else msgspec.structs.replace(call, reasoning=reasoning)
 
     async def window_usage(self, session: SessionRow, held: tuple[SettingRow, ...]) -> WindowUsage:
-        """Returns the contents of the context window of the model that would answer now."""
+        """Returns how full the context window is for the model that would answer now."""
         model = self.fallbacks.model(self.agent(session.agent), held)
         record = self.presence.get(session.id)
         resident = record.resident if record is not None else None
@@ -250,7 +251,7 @@ class Runner:
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
         """Returns a digest that is equal for equal settings. It covers the model, endpoint, credential, toolsets and
-        prompt, including the extra prompt. Secrets are included only by way of the model's digest. The name is included
+        prompt, including the extra prompt. Secrets are included only through the model's digest. The name is included
         because the same model may be configured under two names, with different prices and retries."""
         parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
@@ -259,7 +260,7 @@ class Runner:
         return (self.prefixes.stats(), self.histories.stats(), self.tools.stats(), self._budgets.stats())
 
     def forget(self, session: str) -> None:
-        """Drops everything that is kept for the next turn of a session. Called when the session has ended."""
+        """Drops everything that is kept for a session's next turn. Called when the session has ended."""
         record = self.presence.get(session)
         if record is not None and isinstance(record.resident, Conversation):
             record.resident.version = -1
@@ -280,7 +281,7 @@ class Runner:
                 yield owner, Holding(1, size)
 
     def _measure_files(self) -> Iterator[tuple[str, Holding]]:
-        """Measures the files of long histories and the file of the history cache."""
+        """Measures the files of long histories and the history cache's file."""
         if self.histories.has_file:
             yield "process", Holding(1, fds=1)
         for owner, conversation in self._conversations():
@@ -288,8 +289,8 @@ class Runner:
                 yield owner, Holding(1, fds=1)
 
     def _measure_prefixes(self) -> Iterator[tuple[str, Holding]]:
-        """Measures the prefixes that conversations hold but the cache does not. A shared prefix is attributed to the
-        first of its conversations."""
+        """Measures the prefixes that are held by conversations but not by the cache. A shared prefix is attributed to
+        the first of its conversations."""
         seen = {id(sent_prefix.encoded) for sent_prefix in self.prefixes.values()}
         for owner, conversation in self._conversations():
             prefix = conversation.prefix
@@ -313,11 +314,11 @@ class Runner:
     ) -> Conversation:
         """Returns the conversation with another model, built from the store up to the same point."""
         conversation = await self._conversation(taken, agent, model, BuildPoint(mid_turn=True))
-        await failed.release()  # a long turn may fall back often, and holds only one conversation
+        await failed.release()  # a long turn may fall back often, and must hold only one conversation
         return conversation
 
     async def _reload(self, taken: TakenTurn, agent: AgentSettings, unloaded: Conversation) -> Conversation:
-        """Loads a conversation that was unloaded in mid-turn again, up to the same point."""
+        """Reloads a conversation that was unloaded in mid-turn, up to the same point."""
         point = BuildPoint(mid_turn=True, era=unloaded.era)
         conversation = await self._conversation(taken, agent, unloaded.model, point)
         conversation.cooldown = unloaded.cooldown
@@ -328,7 +329,7 @@ class Runner:
         signature = self.signature(session, agent, model)
         record = self.presence.get(session.id)
         held = record.resident if record is not None else None
-        # Taking the turn raised the version by one. Any other change of the version is unknown to the resident.
+        # Taking the turn has increased the version by one. The resident knows nothing about any other change.
         known = session.version - 1
         if not point.mid_turn and isinstance(held, Conversation) and held.version != known:
             self.presence.unload(session.id, reason="stale", only=held)
@@ -376,7 +377,7 @@ class Runner:
             conversation.restore(*kept)
         conversation.is_outdated = past.inside
         try:
-            await conversation.history.settle()  # before it is weighed: a long history does not stay in memory
+            await conversation.history.settle()  # before it is weighed, since a long history does not stay in memory
         except BaseException:
             await conversation.release()
             raise
@@ -401,8 +402,8 @@ class Runner:
         return await self.prefixes.get_or_make(_prefix_key(session, model), make)
 
     async def _report_drift(self, turn: Turn, taken: TakenTurn, model: Model) -> None:
-        """Notifies the user once for each change of the configuration. This is called when the conversation has just
-        been built, so its prefix is in the cache."""
+        """Notifies the user once of each configuration change. Called when the conversation has just been built, so its
+        prefix is in the cache."""
         session = taken.session
         sent_prefix = self.prefixes.get(_prefix_key(session, model))
         if session.kind == "ephemeral" or sent_prefix is None:
@@ -433,8 +434,7 @@ def _prefix_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str]:
 
 
 def _frozen(session: SessionRow) -> bytes:
-    """Returns the id of the session's frozen prefix. Every session gets a prefix in the transaction that creates the
-    session."""
+    """Returns the id of the session's frozen prefix. Every session gets one in the transaction that creates it."""
     if session.prefix is None:
         raise Conflict("This conversation has no frozen prompt; use /reload to give it one.")
     return session.prefix

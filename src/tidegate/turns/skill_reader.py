@@ -1,7 +1,7 @@
 """The results of the tool `skill`: a list of skills, one skill, or one of its files.
 
-An agent can read only its own skills, whatever the arguments of the call. The gateway's text comes first and the file's
-text last, so no file can imitate the gateway. Every failure is a `ToolFailed` with a one-sentence message.
+An agent can read only its own skills, whatever the call's arguments. The gateway's text comes first and the file's text
+last, so no file can imitate the gateway. Every failure is a `ToolFailed` with a one-sentence message.
 """
 
 from tidegate.errors import ToolFailed
@@ -11,8 +11,7 @@ from tidegate.workspaces.files import printable, shown
 
 NO_SKILLS = "There are no skills here."
 LONGEST_NAME = 100
-"""The number of characters of an unknown name that are compared with the known names. A name has at most 64
-characters."""
+"""Number of characters of an unknown name that are compared with the known names, which have at most 64 characters."""
 READ_HERE = "Your commands cannot see its folder: read its files with this tool."
 
 
@@ -28,7 +27,7 @@ class SkillReader:
 
     async def _list(self, ctx: ToolContext, file: str) -> str:
         if file:
-            raise ToolFailed("skill: give the name of the skill as well.")
+            raise ToolFailed("skill: specify the skill's name as well.")
         entries = (await self._library.skill_set(ctx.agent, ctx.principal)).entries
         return "\n".join(map(listing_line, entries)) or NO_SKILLS
 
@@ -55,7 +54,7 @@ class SkillReader:
         if found.files:
             more = ", and more that are not listed" if found.more else ""
             lines.append(f"Its other files: {', '.join(map(printable, found.files))}{more}.")
-            lines.append(f"For your commands its folder is {found.seen}." if found.seen else READ_HERE)
+            lines.append(f"Your commands see its folder as {found.seen}." if found.seen else READ_HERE)
         lines.append("The text of its SKILL.md follows.")
         return "\n".join(lines) + f"\n\n{found.text}"
 

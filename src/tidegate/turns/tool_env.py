@@ -1,9 +1,9 @@
-"""The environment of the tools of a turn: workspace, spool, web access and permissions.
+"""The environment of a turn's tools: workspace, spool, web access and permissions.
 
 Nothing is set up for a turn without tool calls. For any other turn, the environment is set up once, for the turn's
-session and under its agent's policy. Everything that the tools of a one-shot call create is removed when the call ends.
+session and with its agent's policy. Everything that a one-shot call's tools create is removed when the call ends.
 
-`ToolEnv` owns none of these services; the context of a turn lives as long as the turn.
+`ToolEnv` owns none of these services; a turn's context lives as long as the turn.
 """
 
 import anyio
@@ -50,7 +50,7 @@ class ToolEnv:
         return ToolSetup(context, TurnPermissions(self._questions, self._policies, taken, workspace))
 
     async def remove_files(self, session: str) -> None:
-        """Removes everything that the tools of a one-shot call created. After a crash, the periodic sweeps do this."""
+        """Removes everything that a one-shot call's tools have created. After a crash, the periodic sweeps do this."""
         with anyio.CancelScope(shield=True):
             await self._workspaces.discard(session)
             await self.spool.remove(session)

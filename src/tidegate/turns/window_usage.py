@@ -1,7 +1,7 @@
-"""The contents of a conversation's context window, by part.
+"""The usage of a conversation's context window, by part.
 
 The parts are those of the next request and add up to its size. They are read from the store, whether or not the session
-is in memory. Token numbers are estimates, calibrated with the provider's counts. If the provider has counted the last
+is in memory. Token counts are estimates, calibrated with the provider's counts. If the provider has counted the last
 request, the sum is that count plus an estimate of the messages since.
 """
 
@@ -30,11 +30,11 @@ NAMES = {
     "results": "tool calls and results",
     "media": "pictures, sounds and documents",
 }
-"""All parts, in the order in which they are listed, with their names for users."""
+"""All parts, in the order in which they are listed, with the names shown to users."""
 
 
 class WindowPart(Frozen, frozen=True, omit_defaults=False):
-    """One part of the context window. `count` is the number of messages, summaries, tools or media in it."""
+    """One part of the context window. `count` is the number of messages, summaries, tools or media that it contains."""
 
     part: str
     name: str
@@ -90,7 +90,7 @@ def window_usage(
 
 
 def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
-    """Returns the bytes and the count of each part, in order."""
+    """Returns each part's size in bytes and its count, in order."""
     sizes: dict[str, tuple[int, int]] = dict.fromkeys(NAMES, (0, 0))
     texts = {name: part_of(prefix, name) for name, _ in prefix.parts} or {PROMPT: prefix.prompt}
     for name, text in texts.items():
@@ -105,7 +105,7 @@ def _sizes(prefix: Prefix, view: View) -> dict[str, tuple[int, int]]:
 
 
 def _message_sizes(messages: Iterable[Message]) -> Iterable[tuple[str, int]]:
-    """Yields the part to which each message belongs, and the bytes of the message."""
+    """Yields the part to which each message belongs, and the message's size in bytes."""
     for message in messages:
         media = sum(map(weigh_media, message.media))
         if media:

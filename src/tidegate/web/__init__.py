@@ -1,4 +1,4 @@
-"""HTTP: the APIs, the chat page, health and metrics.
+"""HTTP: the APIs, the chat page, health checks and metrics.
 
 `create_app` builds the application from the subpackages; `Server` serves it on a bound socket inside a scope.
 Other packages use only the names exported here.

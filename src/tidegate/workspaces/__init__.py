@@ -1,8 +1,8 @@
 """Workspaces: the folder, sandbox and processes in which an agent's commands run, one per session.
 
 Everything that runs for a session runs in its sandbox and is recorded before it is started. When the session or the
-gateway ends, all of this is ended; unloading a session does not affect it. The gateway's own environment and secrets
-are never visible to a command.
+gateway ends, all of it is stopped; unloading a session does not affect it. The gateway's own environment and secrets
+are never visible to commands.
 """
 
 from tidegate.workspaces.files import Files, Mount

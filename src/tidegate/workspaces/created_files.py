@@ -1,12 +1,13 @@
-"""Detection of files that a command created in a project under a protected name. No mount can cover a file that does
-not exist yet.
+"""Detection of files created by a command in a project under a protected name, since no mount can cover a file that
+does not exist yet.
 
-A file counts as created by a command if it appeared, or replaced a symbolic link, between two checks and a command ran
-at any time between these checks. Any other new file comes from elsewhere, such as the owner's editor, and is only
-reported as new. The project folder is checked each time. Folders below it are listed too, as deep as `protected_mounts`
-looks; if listing them is slow, further listings are spaced out so that they take only a small share of the time.
+A file counts as created by a command if it has appeared, or replaced a symbolic link, between two checks and a command
+was running at any time between them. Any other new file comes from elsewhere, such as the owner's editor, and is only
+reported as new. The project folder is checked each time. Folders below it are listed, too, to the same depth as in
+`protected_mounts`; if listing them is slow, further listings are spaced out so that they take only a small share of the
+time.
 
-A sandbox owns one `CreatedFiles`. `check` blocks and belongs in a worker thread.
+Each sandbox owns one `CreatedFiles`. `check` blocks and belongs in a worker thread.
 """
 
 import os
@@ -25,7 +26,7 @@ QUICK_SECONDS = 0.02
 """A listing that takes no longer than this (a few hundred folders) is repeated at every check."""
 
 LIST_AGAIN = 30.0
-"""After a slower listing, the next one waits this many times its duration."""
+"""After a slower listing, the next one is delayed by this many times its duration."""
 
 
 _Link = tuple[int, int]
@@ -52,8 +53,8 @@ class CreatedFiles:
         self._started += 1
 
     def check(self, root: Path, *, running: bool, completely: bool = False) -> FoundFiles:
-        """Looks for new files below `root`. `running` is true if a command runs when this is called. With `completely`,
-        the folders are listed even if they were listed shortly before."""
+        """Looks for new files below `root`. `running` is true if a command is running when this is called. With
+        `completely`, the folders are listed even if they have just been listed."""
         with self._lock:
             started = self._started
             found = self._top.compare(self._names(root, _top_names), started, running)
@@ -91,7 +92,7 @@ class _Names:
 
 
 def _link(path: Path) -> _Link | None:
-    """Identifies a symbolic link by inode and change time, since no mount can cover a link. None for anything else."""
+    """Returns a symbolic link's inode and change time, since no mount can cover a link, or None for anything else."""
     try:
         state = path.lstat()
     except OSError:
@@ -112,7 +113,7 @@ def _nested_names(root: Path) -> Iterator[str]:
         try:
             with os.scandir(root / folder) as entries:
                 found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-        except OSError:  # it was removed, or a command took away its own access
+        except OSError:  # it was removed, or a command revoked its own access
             continue
         for first in NESTED_NAMES.keys() & found.keys() if folder else ():
             yield from (f"{folder}/{name}" for name in NESTED_NAMES[first] if os.path.lexists(root / folder / name))

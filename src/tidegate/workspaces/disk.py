@@ -1,12 +1,12 @@
-"""Disk quota of one session: measures its folders and refuses writes that would exceed the limits.
+"""A session's disk quota: measures its folders and refuses writes that would exceed the limits.
 
 A file tool never brings the session's folders above `workspaces.disk_bytes` or `workspaces.files`; a write that makes a
-file smaller always succeeds. Deleted files that a command holds open count until they are closed. Usage is measured
-while commands run and after each command. When a limit is exceeded, the running commands are ended. Until enough is
-removed, the kernel lets no command make a file larger, so files can be deleted but not written.
+file smaller always succeeds. Deleted files that a command still has open count until they are closed. Usage is measured
+while commands are running and after each command. When a limit is exceeded, the running commands are killed. Until
+enough has been removed, the kernel does not let commands make files larger, so files can be deleted but not written.
 
 Usage is measured when it may have changed. If a measurement is slow, further ones are spaced out so that they take only
-a small share of the time. The result is kept on the record of a present session. When the session becomes present
+a small share of the time. The result is stored in the record of a present session. When the session becomes present
 again, usage is measured before the first write. This module owns nothing.
 """
 
@@ -28,11 +28,11 @@ BLOCK = 4096
 """The size of a disk block. A file occupies a whole number of blocks, at least one."""
 
 ENOUGH = 4
-"""Measuring stops at this multiple of the limit: how far a workspace is beyond it does not matter."""
+"""Measuring stops at this multiple of the limit, since it does not matter by how much a workspace exceeds it."""
 
 
 class DiskLimit:
-    """The disk quota of the session with these folders."""
+    """The disk quota for the session with these folders."""
 
     def __init__(self, folders: Sequence[Path], most: DiskUsage, bounds: WorkspaceBounds = DEFAULT_BOUNDS) -> None:
         self.folders = tuple(folders)
@@ -59,14 +59,14 @@ class DiskLimit:
         self._stale = True
 
     async def check(self, *, running: bool, unnamed_bytes: int = 0) -> bool:
-        """Measures if something may have changed, which is always the case while something is `running`. Returns true
-        if the running commands must be ended: a limit has just been exceeded, or usage has grown further. A command
-        that is removing files may continue."""
+        """Measures usage if something may have changed, which is always the case while something is `running`. Returns
+        true if the running commands must be killed because a limit has just been exceeded or usage has grown further. A
+        command that is removing files may continue."""
         async with self._measuring:
             before = self._taken(self._used) if self._used is not None and self.full else None
             self.unnamed_bytes = unnamed_bytes
             used = self._used
-            # A session that may have removed files is not kept waiting for the next measurement.
+            # Do not keep a session that may have removed files waiting for the next measurement.
             due = time.monotonic() >= self._again or (before is not None and not running)
             if used is None or ((running or self._stale) and due):
                 used = await self._measure()
@@ -84,7 +84,7 @@ class DiskLimit:
             if used is None or (not self._promised and time.monotonic() >= self._again):
                 used = await self._measure()
             if self._with(used, blocks).exceeds(self.most) and self._stale and not self._promised:
-                used = await self._measure()  # measure again before refusing: files may have been removed
+                used = await self._measure()  # measure again before refusing, since files may have been removed
             fits = not self._with(used, self._promised + blocks).exceeds(self.most)
             if fits:
                 self._promised += blocks
@@ -99,7 +99,7 @@ class DiskLimit:
             self._used = DiskUsage(before.bytes + blocks, before.files + 1)
 
     def _with(self, used: DiskUsage, more: int) -> DiskUsage:
-        """Returns the usage if one more file of this many bytes is written."""
+        """Returns what the usage would be after writing one more file of this size."""
         taken = self._taken(used)
         return DiskUsage(taken.bytes + more, taken.files + 1)
 
@@ -113,7 +113,7 @@ class DiskLimit:
 
     @property
     def limit(self) -> str:
-        """The setting whose limit is exceeded."""
+        """The setting for the limit that is exceeded."""
         return "workspaces.files" if self._used and self._used.files >= self.most.files else "workspaces.disk_bytes"
 
     @property

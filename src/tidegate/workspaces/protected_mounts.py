@@ -1,22 +1,22 @@
-"""Read-only mounts that keep sandboxed commands from changing files of a project that other programs execute.
+"""Read-only mounts that keep sandboxed commands from changing project files that other programs execute.
 
-Each file of `files.protected_paths` that exists when a sandbox is opened, up to `DEPTH` folders deep, is mounted
+Each file in `files.protected_paths` that exists when a sandbox is opened, up to `DEPTH` folders deep, is mounted
 read-only in the sandbox. So are the configuration and hooks of the project's git repository, of its submodules and
-worktrees, and of other repositories down to the same depth. Every folder on the way to a protected file is a mount too,
-because a folder that merely contains a mount could be renamed and created again. `git commit` works: objects,
-references and index stay writable.
+worktrees, and of other repositories down to the same depth. Every folder on the path to a protected file is a mount,
+too, because a folder that merely contains a mount could be renamed and created again. `git commit` works, since
+objects, references and the index stay writable.
 
-If a bare repository is put next to `.git`, the sandbox is ended and the `HEAD` of that repository is renamed.
+If a bare repository is created next to `.git`, the sandbox is closed and that repository's `HEAD` is renamed.
 
 A file that does not exist cannot be covered by a mount, so `created_files` detects files created under a protected
-name. If a command may have created such a file, the sandbox is ended and the file is renamed. A symbolic link cannot be
-covered either. If it is directly in the project folder, its target in the project is mounted instead, and a replaced
-link is detected.
+name. If a command may have created such a file, the sandbox is closed and the file is renamed. Symbolic links cannot be
+covered, either. If a link is directly in the project folder, its target in the project is mounted instead, and
+replacing the link is detected.
 
-Mounts are identified by inode, through descriptors that follow no link. `are_intact` compares them with what is
-mounted. It does so before the first command, since files may have changed while the sandbox was opened, and again
-later, because a program outside the sandbox that replaces a file (as `git config` does) removes its mount. All
-functions block and belong in worker threads.
+Mounts are identified by inode, through descriptors that do not follow links. `are_intact` compares them with what is
+actually mounted. It does so before the first command, since files may have changed while the sandbox was being opened,
+and again later, because a program outside the sandbox that replaces a file (as `git config` does) removes its mount.
+All functions block and belong in worker threads.
 """
 
 import contextlib
@@ -40,22 +40,22 @@ log = Log(__name__)
 
 DEPTH = 3
 FOLDERS = 2000
-"""The maximum number of folders searched for repositories when a sandbox is opened, which takes about 100 ms."""
+"""Maximum number of folders searched for repositories when a sandbox is opened, which takes about 100 ms."""
 
 REPOSITORIES = 32
-"""The maximum number of repositories. Each adds about six mounts."""
+"""Maximum number of repositories. Each adds about six mounts."""
 
 NESTED = 64
-"""The maximum number of protected files and folders below the project folder that get a mount, not counting those of
+"""Maximum number of protected files and folders below the project folder that get a mount, not counting those in
 repositories."""
 
 MOUNT_REPLACED = (
-    "Everything in the workspace was ended because a protected file of the project was replaced from "
-    "outside, or a HEAD was put beside .git; the project is protected again from the next command on."
+    "Everything in the workspace was killed because one of the project's protected files was replaced from outside, "
+    "or a HEAD was put next to .git; the project is protected again from the next command on."
 )
 
 FILE_CREATED = (
-    "Everything in the workspace was ended because a command created {names}, which other programs execute: it "
+    "Everything in the workspace was killed because a command created {names}, which other programs execute: it "
     "was renamed to end in .refused. Only the project's owner may create such files, outside the workspace."
 )
 
@@ -63,7 +63,7 @@ NESTED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {first: tuple(name for name in NAMES_ANYWHERE if name.split("/")[0] == first)
      for first in (name.split("/")[0] for name in NAMES_ANYWHERE)}
 )  # fmt: skip
-"""The names that are protected in any folder, by their first path component."""
+"""The names protected in any folder, by their first path component."""
 
 _LISTED = frozenset((REPOSITORY, *NESTED_NAMES))
 _CONFIG, _HOOKS, _COMMON, _HEAD = "config", "hooks", "commondir", "HEAD"
@@ -80,7 +80,7 @@ class ProtectedMount(NamedTuple):
 
 
 def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
-    """Returns the mounts of a project; outer mounts come before the ones inside them."""
+    """Returns a project's mounts; outer mounts come before the ones inside them."""
     try:
         with _Survey(project).opened() as survey:
             for name in NAMES:
@@ -94,8 +94,8 @@ def find_mounts(project: Path) -> tuple[ProtectedMount, ...]:
 
 
 def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
-    """True if all these mounts are still in place below the folder `root` of a sandbox and none is bypassed. A sandbox
-    that no longer exists counts as intact."""
+    """True if all these mounts are still in place below a sandbox's folder `root` and none is bypassed. A sandbox that
+    no longer exists counts as intact."""
     if not root.is_dir():
         return True
     try:
@@ -111,15 +111,15 @@ def are_intact(root: Path, mounts: tuple[ProtectedMount, ...]) -> bool:
 
 def rename_heads(project: Path, mounts: tuple[ProtectedMount, ...]) -> None:
     """Renames each `HEAD` next to a protected `.git`. If `.git` is damaged, git treats a folder with a `HEAD` as a
-    repository and uses the configuration there. No link is followed: another session may have replaced a folder with a
-    link."""
+    repository and uses the configuration there. No link is followed, since another session may have replaced a folder
+    with a link."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for folder in _beside_repositories(mounts):
             survey.rename_head(folder)
 
 
 def rename_created(project: Path, names: tuple[str, ...]) -> None:
-    """Renames the files that were created under these names."""
+    """Renames the files created under these names."""
     with contextlib.suppress(FileNotFoundError), _Survey(project).opened() as survey:
         for name in names:
             survey.rename_created(name)
@@ -182,14 +182,14 @@ class _Survey:
         return True
 
     def target(self, name: str) -> str:
-        """Returns the path in the project to which an entry of the project folder leads: its own path, unless it is a
+        """Returns the path in the project to which an entry in the project folder leads: its own path, unless it is a
         link."""
         path = f"{self._project}/{name}"
         real = os.path.realpath(path) if os.path.islink(path) else ""  # noqa: PTH114 false where nothing can be read
         return real.removeprefix(f"{self._project}/") if real.startswith(f"{self._project}/") else name
 
     def _shut(self, path: str) -> None:
-        """Makes an unreadable folder read-only as a whole, because a user who removed the read permission could also
+        """Makes an unreadable folder read-only as a whole, since a user who has removed the read permission could also
         restore it."""
         if not path:
             raise ToolFailed(
@@ -212,7 +212,7 @@ class _Survey:
             if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
                 return
             where = f"{self._project}/{path}".rstrip("/")
-            log.warning("a bare repository was put beside a protected one; its HEAD was renamed", folder=where)
+            log.warning("a bare repository was put next to a protected one; its HEAD was renamed", folder=where)
             _rename(_HEAD, folder, state)
 
     def rename_created(self, path: str) -> None:
@@ -245,7 +245,7 @@ class _Survey:
                     waiting.append((path, depth + 1))
 
     def _folders(self, path: str, besides: Collection[str] = ()) -> list[str]:
-        """Returns the names of a folder's subfolders, and of those entries that are in `besides`."""
+        """Returns the names of a folder's subfolders, and of its entries in `besides`."""
         with self._at(path) as there:
             if there is None or not stat.S_ISDIR(there[1].st_mode):
                 return []
@@ -261,7 +261,7 @@ class _Survey:
                 return []
 
     def _repository(self, path: str) -> bool:
-        """Protects the repository that a `.git` is or points to; returns false if there is none."""
+        """Protects the repository that a `.git` is or to which it points; returns false if there is none."""
         with self._at(path) as there:
             if there is None:
                 return False
@@ -275,7 +275,7 @@ class _Survey:
         return True
 
     def _git_dir(self, path: str) -> None:
-        """Protects a repository's folder, or the folder that it keeps for a worktree."""
+        """Protects a repository's folder, or its folder for a worktree."""
         if path in self.found or not self.protect(path, writable=True):
             return
         worktree = Path(path).parent.name == "worktrees"
@@ -285,7 +285,7 @@ class _Survey:
             needed["config.worktree"] = b""
         self._complete(path, needed)
         if not all(self.protect(f"{path}/{name}") for name in needed):
-            self.protect(path)  # one of them is a link or cannot be created: make the whole folder read-only
+            self.protect(path)  # one of them is a link or cannot be created, so make the whole folder read-only
         if worktree:
             self.protect(f"{path}/gitdir")
             return
@@ -308,7 +308,7 @@ class _Survey:
 
     def _complete(self, path: str, needed: Mapping[str, bytes | None]) -> None:
         """Creates missing files with the given text, and missing folders, so that no command can create different ones.
-        Git treats these files and folders as if they were missing. (A `commondir` that led elsewhere would make git
+        git treats these files and folders as if they were missing. (A `commondir` that leads elsewhere would make git
         read its configuration from there.)"""
         with self._at(path) as there:
             if there is None:
@@ -336,8 +336,8 @@ def _rename(name: str, folder: int, state: os.stat_result) -> None:
 
 
 def _open_up(folder: int, state: os.stat_result, needed: int) -> None:
-    """Restores access to a folder after a command removed the access of its own user, which may be the gateway's user
-    too."""
+    """Restores access to a folder after a command has revoked access for its own user, which may also be the gateway's
+    user."""
     if ~state.st_mode & needed:
         with contextlib.suppress(PermissionError):  # it belongs to another user
             Path(f"/proc/self/fd/{folder}").chmod(stat.S_IMODE(state.st_mode) | stat.S_IRWXU)
@@ -357,8 +357,8 @@ def _read(reference: int, state: os.stat_result) -> bytes:
 
 
 def _make(path: str, text: bytes | None, owner: os.stat_result) -> None:
-    """Creates a file or a folder. If the gateway runs as root, this is done with the rights of the repository's owner.
-    With a chown afterwards, the path might lead elsewhere by then."""
+    """Creates a file or folder. If the gateway runs as root, this is done with the rights of the repository's owner; if
+    chown were used afterwards, the path might lead elsewhere by then."""
     with acting_as(User(owner.st_uid, owner.st_gid) if os.geteuid() == 0 else None):
         if text is None:
             Path(path).mkdir()

@@ -1,9 +1,10 @@
-"""Provenance of project files: the principals that could write them, and the files that may enter a prompt.
+"""The provenance of project files: the principals that could write them, and the files that may be included in a
+prompt.
 
-Before a session of anybody but the owner can write to a project folder, the store records the session's principal, with
-the digests of the files in the folder that prompts use (`survey`). From then on a file in that folder enters the
-prompts of other principals only if its content was there before or the owner accepted it. So it does not matter how or
-when a file is written: by a tool, a command, a process that outlives the gateway, or by moving a folder.
+Before a session of anybody but the owner can write to a project folder, the store records the session's principal and
+the digests of the files in the folder that prompts use (`survey`). From then on, a file in that folder is included in
+other principals' prompts only if its content was there before or the owner has accepted it. It therefore does not
+matter how or when a file is written: by a tool, a command, a process that outlives the gateway, or by moving a folder.
 
 The records are read once, and again after each change; only this process writes them.
 """
@@ -21,7 +22,7 @@ from tidegate.values import Frozen
 T = TypeVar("T")
 
 Survey = Callable[[Path], Mapping[str, bytes]]
-"""Returns the digests of the files below a folder that may enter prompts, by real path. The function blocks."""
+"""Returns the digests of the files below a folder that may be included in prompts, by real path. Called in a thread."""
 
 UNTRUSTED = (
     "somebody other than the owner could write to this folder, and the file is new or changed since; the owner accepts "
@@ -30,14 +31,14 @@ UNTRUSTED = (
 
 
 class Reader(Frozen, frozen=True):
-    """The reader of a prompt. `folders` are the folders that anybody other than the owner and the reader could write
-    to; `trusted` lists the files in them that may be used. Equal readers may share a prompt."""
+    """A prompt's reader. `folders` are the folders to which anybody other than the owner and the reader could write;
+    `trusted` lists the files in them that may be used. Equal readers may share a prompt."""
 
     folders: tuple[str, ...] = ()
     trusted: frozenset[tuple[str, bytes]] = frozenset()
 
     def admits(self, path: str, digest: bytes) -> bool:
-        """True if a file with this real path and content may enter the prompt."""
+        """True if a file with this real path and content may be included in the prompt."""
         return not path.startswith(self.folders) or (path, digest) in self.trusted
 
 
@@ -66,7 +67,7 @@ class Provenance:
         return Reader(folders=tuple(sorted(f"{folder}/" for folder in folders)), trusted=known.trusted)
 
     async def steady(self, principal: str, make: Callable[[Reader], Awaitable[T]]) -> T:
-        """Builds something from files for a reader. If a writer was added in the meantime, builds it again."""
+        """Builds a value from files for a reader. If a writer is added in the meantime, builds it again."""
         reader = await self.reader(principal)
         while True:
             result = await make(reader)
@@ -90,7 +91,7 @@ class Provenance:
         await self._change(workspaces.trust_files, files)
 
     async def files(self) -> Mapping[str, bytes]:
-        """Returns the digests of the files in folders that anybody other than the owner could write to."""
+        """Returns the digests of the files in folders to which anybody other than the owner could write."""
         found: dict[str, bytes] = {}
         for folder in sorted({folder for folder, _ in (await self.known()).writers}):
             found |= await to_thread.run_sync(self._survey, Path(folder))

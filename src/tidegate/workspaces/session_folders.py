@@ -1,13 +1,13 @@
-"""The folders of the sessions' workspaces below the gateway's home, and the trash for folders of ended sessions.
+"""The folders of sessions' workspaces below the gateway's home, and the trash for ended sessions' folders.
 
-A session's folder is private to the running user and is named after the session's id, so no caller-supplied text ever
-becomes a file name. Moving to the trash is a rename. Removal is complete at any depth, whatever permissions were left
-behind. Only folders with such names are ever touched; a user's project folder never has such a name. Folders without an
-owner are found by name; the store records which session owns which folders.
+A session's folder is private to the user who runs the gateway and is named after the session's id, so no
+caller-supplied text ever becomes a file name. Moving a folder to the trash is a rename. Removal is complete at any
+depth, whatever permissions were left behind. Only folders with such names are ever touched; a user's project folder
+never has such a name. Folders without an owner are found by name; the store records which session owns which folders.
 
-The trash holds no more than its quota: `enforce_trash_quota` removes the oldest folders first, even if they have not
-reached the maximum age. Each folder is measured only once, since nothing writes to it any more, and its size is kept in
-the session's row. (`Workspaces.tidy` enforces the maximum age.)
+The trash never exceeds its quota for long: `enforce_trash_quota` removes the oldest folders first, even if they have
+not reached the maximum age. Each folder is measured only once, since nothing writes to it any more, and its size is
+stored in the session's row. (`Workspaces.tidy` enforces the maximum age.)
 
 Functions that are not `async` block and belong in worker threads.
 """
@@ -34,10 +34,10 @@ log = Log(__name__)
 
 FOLDER_MODE = 0o700
 BATCH = 100
-"""Rows read from the store at once."""
+"""Number of rows read from the store at a time."""
 
 BATCHES = 100
-"""Batches per run: more than are ever needed, and a bound on the loop."""
+"""Number of batches per run: more than are ever needed, but a bound on the loop."""
 
 MEASURE_SECONDS = 5.0
 """Time limit for measuring one workspace. If it is exceeded, the result is a lower bound."""
@@ -62,13 +62,13 @@ class Folders:
         return self.root / session
 
     def private(self, session: str) -> Path:
-        """Returns the folder for the home and temporary files of a session's commands, apart from their working
-        folder."""
+        """Returns the folder for the home and temporary files of a session's commands, which is separate from their
+        working folder."""
         return self.root / f"{session}.private"
 
     def make(self, spec: SandboxSpec, *, here: bool, notes: bool) -> None:
-        """Creates the missing folders of a workspace. The working folder is created only if it is on this machine
-        (`here`). `notes` adds the demo model's notes to a new working folder."""
+        """Creates a workspace's missing folders. The working folder is created only if it is on this machine (`here`).
+        `notes` adds the demo model's notes to a new working folder."""
         self.root.mkdir(mode=FOLDER_MODE, exist_ok=True)
         spec.private.mkdir(mode=FOLDER_MODE, exist_ok=True)
         own = (spec.home, spec.temporary) if spec.project or not here else (spec.home, spec.temporary, spec.folder)
@@ -81,7 +81,7 @@ class Folders:
                 _give(folder, spec.user)
 
     def wrongly_owned(self, spec: SandboxSpec) -> list[Path]:
-        """Returns the session's own folders that have the wrong owner. A project folder is never among them."""
+        """Returns the session's own folders that have the wrong owner. Project folders are never among them."""
         own = (spec.home, spec.temporary) if spec.project else (spec.folder, spec.home, spec.temporary)
         return [folder for folder in own if spec.user is not None and folder.stat().st_uid != spec.user.uid]
 
@@ -101,7 +101,7 @@ class Folders:
                     folder.rename(place)
 
     def remove(self, session: str) -> None:
-        """Removes all folders of the session, in the workspaces and in the trash."""
+        """Removes all of the session's folders, both in the workspaces and in the trash."""
         for folder in (self.of(session), self.private(session)):
             remove(folder)
             remove(self.trash / folder.name)
@@ -122,8 +122,8 @@ class Folders:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder and everything in it. Subfolders are moved up before they are emptied, so that neither the path
-    nor the stack grows. Folders left behind by a crash have the session's name and are removed by the next sweep."""
+    """Removes a folder and everything in it. Subfolders are moved up before they are emptied, so neither the path nor
+    the stack grows. Folders left behind by a crash have the session's name and are removed by the next sweep."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
         return
@@ -148,19 +148,19 @@ def remove(folder: Path) -> None:
                 place.rmdir()
                 break
             except OSError as error:
-                # A directory scan during removal may miss entries.
+                # A directory scan may miss entries while others are being removed.
                 if error.errno != errno.ENOTEMPTY or not found:
                     raise
 
 
 def _give(path: Path, user: User | None) -> None:
-    """Gives a new file or folder to this user; None is the gateway's own user."""
+    """Gives a new file or folder to this user; None means the gateway's own user."""
     if user is not None:
         os.chown(path, *user)
 
 
 class DiskUsage(NamedTuple):
-    """Bytes on disk, and the number of files and folders."""
+    """The number of bytes on disk, and the number of files and folders."""
 
     bytes: int
     files: int
@@ -170,8 +170,8 @@ class DiskUsage(NamedTuple):
 
 
 def disk_usage(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
-    """Measures the disk usage of these folders. Stops once the usage exceeds `enough`, or after MEASURE_SECONDS.
-    Folders that are too deep or cannot be read count as too much."""
+    """Measures the disk usage of these folders. Stops once it exceeds `enough`, or after MEASURE_SECONDS. Folders that
+    are too deep or cannot be read count as exceeding the limit."""
     total, count, until = 0, 0, time.monotonic() + MEASURE_SECONDS
     places = [os.fspath(folder) for folder in folders]
     waiting = list(places)
@@ -186,7 +186,7 @@ def disk_usage(folders: Iterable[Path], enough: DiskUsage) -> DiskUsage:
                             waiting.append(entry.path)
         except PermissionError:
             return _usage_in_namespace(places) or DiskUsage(enough.bytes + 1, count)
-        except OSError as error:  # an entry that has just been removed counts as nothing
+        except OSError as error:  # an entry that has just been removed is not counted
             if error.errno == errno.ENAMETOOLONG:
                 return DiskUsage(enough.bytes + 1, count)
     return DiskUsage(total, count)
@@ -197,9 +197,9 @@ def disk_usage_bytes(folders: Iterable[Path], enough: int) -> int:
 
 
 def _usage_in_namespace(places: list[str]) -> DiskUsage | None:
-    """Measures folders that can no longer be read because a command removed its own user's access, and thereby the
-    gateway's. This runs in a user namespace whose root can read all files of that user. Returns None if measuring
-    fails."""
+    """Measures folders that can no longer be read because a command has revoked access for its own user, and thereby
+    for the gateway. This runs in a user namespace in which root can read all of that user's files. Returns None if
+    measuring fails."""
     existing = [place for place in places if Path(place).is_dir()]
     measure = [*_AS_ITS_ROOT, "du", "--summarize", "--total", "--block-size=1"]
     counts = []
@@ -223,7 +223,7 @@ async def enforce_trash_quota(store: Store, folders: Folders, most: int) -> None
     for _ in range(BATCHES):
         new: list[str] = await store.read(workspaces.unmeasured_trash, BATCH)
         for session in new:
-            # It may still be at its old place, on its way to the trash.
+            # It may still be in its old place, about to be moved to the trash.
             places = (folders.of(session), folders.trash / session)
             bytes = await to_thread.run_sync(disk_usage_bytes, places, most)
             await store.write(workspaces.set_trash_size, session, bytes)
@@ -236,7 +236,7 @@ async def enforce_trash_quota(store: Store, folders: Folders, most: int) -> None
                 await to_thread.run_sync(folders.remove, session)
             except OSError as error:
                 log.warning("a folder in the trash cannot be removed", session=session, error=str(error))
-                return  # the next run tries again
+                return  # the next run will try again
             await store.write(workspaces.remove, session)
             log.info(
                 "a folder was removed from the trash early, to stay within workspaces.trash_bytes", session=session

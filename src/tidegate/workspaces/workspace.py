@@ -1,7 +1,7 @@
-"""A session's workspace as its tools see it.
+"""A session's workspace, as seen by its tools.
 
-Every method concerns this session only; no method accepts another session's name. A `Workspace` is created for each
-turn, costs nothing and owns nothing. The folder is created and the sandbox opened on first use. Cancelling `run` ends
+Every method concerns only this session; no method accepts another session's name. A `Workspace` is created for each
+turn, costs nothing and owns nothing. The folder is created and the sandbox opened on first use. Cancelling `run` stops
 the command and all its processes within a second. Failures raise `ToolFailed` with one sentence.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tidegate.workspaces.workspaces import Workspaces
 
 COMMAND_BYTES = 1024 * 1024
-"""Size limit of one command. A longer command belongs in a file."""
+"""Maximum size of a command. Longer commands belong in a file."""
 
 _TOO_LONG = (
     f"The shell's variables and functions take more than {shell_script.STATE_BYTES // 1024} KiB and were not kept: "
@@ -35,8 +35,8 @@ _REPLACED = (
 
 
 class CommandEnd(Frozen, frozen=True):
-    """How a command ended. `code` is None if it was ended by its timeout, negative after a signal. `left_behind` counts
-    the background processes that were ended with the command; `note` contains further information for the caller."""
+    """How a command ended. `code` is None after a timeout, and negative after a signal. `left_behind` counts the
+    background processes that were killed when the command ended; `note` contains further information for the caller."""
 
     code: int | None
     timed_out: bool = False
@@ -45,7 +45,8 @@ class CommandEnd(Frozen, frozen=True):
 
 
 class WaitResult(NamedTuple):
-    """`matched` is the line that matches the pattern; None if the time ran out or the process ended first."""
+    """The result of waiting. `matched` is the line that matches the pattern, or None if the time ran out or the process
+    ended first."""
 
     process: ProcessView
     matched: str | None
@@ -64,8 +65,11 @@ class Workspace:
         return self._owner.settings.command_seconds
 
     async def sandboxed(self) -> bool:
-        """True if commands can reach nothing but the workspace. Approvals depend on it."""
+        """True if commands can reach nothing but the workspace. Approvals depend on this."""
         return (await self._owner.backend()).sandboxed
+
+    async def backend_name(self) -> str:
+        return (await self._owner.backend()).name
 
     async def files(self) -> Files:
         """Returns the session's files; creates the folder if it does not exist yet."""
@@ -84,7 +88,7 @@ class Workspace:
         """Runs a command in the session's shell. Its output is streamed to `sink`."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
-            await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
+            await live_sandbox.enter()  # before reading the shell, since changing the backend discards the saved one
             shell = await self._owner.store.read(workspaces.shell, self.session)
             mark, inner = new_id("c"), live_sandbox.backend.inner(live_sandbox.spec.folder)
             sandbox, child = await live_sandbox.spawn(
@@ -105,7 +109,7 @@ class Workspace:
     async def _keep_shell(
         self, live_sandbox: LiveSandbox, sandbox: Sandbox, done: CommandResult, before: bytes | None, told: str
     ) -> list[str]:
-        """Saves the state of the shell. Returns notes for the caller; `told` is an earlier note and comes first."""
+        """Saves the shell's state. Returns notes for the caller; `told` is an earlier note and comes first."""
         notes = [told] if told else []
         saved = shell_script.read_state(done.state)
         if saved.shell is not None:
@@ -141,7 +145,7 @@ class Workspace:
         return await self._viewer().list()
 
     async def output(self, name: str, *, since: int | None = None, limit: int) -> OutputPage:
-        """Reads at most `limit` bytes of a process's output from the offset `since`; if that is None, the last `limit`
+        """Reads at most `limit` bytes of a process's output from offset `since` or, if that is None, the last `limit`
         bytes."""
         return await self._viewer().output(name, since, limit)
 
@@ -151,8 +155,8 @@ class Workspace:
         await self._owner.processes.write(running, data, close=close)
 
     async def wait(self, name: str, *, pattern: str | None, timeout: float, since: int = 0) -> WaitResult:
-        """Waits until a line of the output after the offset `since` matches the extended regular expression or the
-        process ends."""
+        """Waits until a line in the output after offset `since` matches the extended regular expression, or the process
+        ends."""
         await self._viewer().row(name)
         if pattern is None:
             return await self._wait(name, None, timeout, since, None)
@@ -177,7 +181,7 @@ class Workspace:
         return WaitResult(await viewer.view(name), matched)
 
     async def stop(self, name: str) -> ProcessView:
-        """Ends a process and everything it started: SIGTERM first, then SIGKILL."""
+        """Stops a process and everything that it has started, with SIGTERM, then SIGKILL."""
         viewer = self._viewer()
         await self._owner.processes.stop(await viewer.running(name))
         return await viewer.view(name)

@@ -1,11 +1,11 @@
-"""The workspaces of all sessions: their folders, sandboxes and processes, and the clean-up after them.
+"""All sessions' workspaces: their folders, sandboxes and processes, and cleaning up after them.
 
-Everything that runs for a session runs in its sandbox and ends when the session or the gateway ends; unloading a
-session does not touch it. Everything is recorded before it is created, so leftovers of a crash are known, and `start`,
-`reconcile` and `tidy` end or remove them by comparing what exists with what should exist. A user's own folder is never
-moved or removed. Commands see only those variables of the gateway's environment that the settings name.
+Everything that runs for a session runs in its sandbox and is stopped when the session or the gateway ends; unloading a
+session does not affect it. Everything is recorded before it is created, so leftovers of a crash are known, and `start`,
+`reconcile` and `tidy` stop or remove them by comparing what exists with what should exist. A user's own folder is never
+moved or removed. Of the gateway's environment, commands see only the variables named in the settings.
 
-`Workspaces` owns the sandboxes and processes (through the live sandboxes on the records of present sessions) and the
+`Workspaces` owns the sandboxes and processes (through the live sandboxes in the records of present sessions) and the
 folders below the gateway's home.
 """
 
@@ -58,34 +58,34 @@ from tidegate.workspaces.workspace import Workspace
 log = Log(__name__)
 
 RECONCILE_SECONDS = 5.0
-"""Interval between checks of which sandboxes and processes are alive and how much they use."""
+"""Interval between checks of which sandboxes and processes are alive and how many resources they use."""
 
 TIDY_SECONDS = 300.0
 """Interval between checks of folders, and of rows that no longer belong to anything."""
 
 AT_ONCE = 8
-"""Sandboxes that are checked, closed or started concurrently."""
+"""Number of sandboxes checked, closed or started concurrently."""
 
 BATCH = 200
-"""Rows read from the store at once."""
+"""Number of rows read from the store at a time."""
 
 BATCHES = 100
-"""Batches per run: more than are ever needed, and a bound on the loop."""
+"""Number of batches per run: more than are ever needed, but a bound on the loop."""
 
 ORPHAN_ROW_SECONDS = 60.0
-"""The age at which a process row without a running process is an error. Normally row and process start within
-milliseconds."""
+"""Age at which a process row without a running process is an error. Normally, the process starts within milliseconds of
+its row."""
 
 CHOWN_SECONDS = 120.0
-"""Time limit for changing the owner of a workspace's files from root to another user, which is done once. About 100,000
-files can be changed per second."""
+"""Time limit for changing the owner of a workspace's files from root to another user, which is done only once. About
+100,000 files can be changed per second."""
 
 _DEFAULTS = MappingProxyType({"LANG": "C.UTF-8", "PAGER": "cat", "TERM": "dumb"})
-"""Default variables of commands: UTF-8 text, and no pager, since nobody could page through the output."""
+"""Default variables for commands: UTF-8 text, and no pager, since nobody could page through the output."""
 
 _SANDBOX_FDS = 5  # its namespaces, its process table, its lifeline, and the pidfd of its first process
-_NETWORK_FDS = 2  # of its network helper: lifeline and pidfd
-_PROCESS_FDS = 4  # of one process: input, output, log and pidfd
+_NETWORK_FDS = 2  # for its network helper: lifeline and pidfd
+_PROCESS_FDS = 4  # for one process: input, output, log and pidfd
 
 
 class Workspaces:
@@ -104,8 +104,8 @@ class Workspaces:
         provenance: Provenance | None = None,
         bounds: WorkspaceBounds = DEFAULT_BOUNDS,
     ) -> None:
-        """`environment` is the gateway's own environment; commands see only those of its variables that the settings
-        name. `provenance` records a session before it can write to a project folder."""
+        """`environment` is the gateway's own environment, of which commands see only the variables named in the
+        settings. `provenance` records a session before it can write to a project folder."""
         self.store = store
         self._provenance = provenance
         self._bounds = bounds
@@ -136,13 +136,13 @@ class Workspaces:
 
     async def _remote_backend(self) -> RemoteBackend | None:
         """Returns the backend if its folders are on another machine. Other backends are not detected here, since that
-        would start a process."""
+        would require starting a process."""
         backend = await self.backend() if self.settings.backend == "ssh" else None
         return backend if isinstance(backend, RemoteBackend) else None
 
     async def spec(self, session: str, agent: str) -> tuple[Backend, SandboxSpec]:
-        """Returns the backend and sandbox specification of a session. If the session's agent is no longer configured,
-        the session gets its own folder."""
+        """Returns a session's backend and sandbox specification. If the session's agent is no longer configured, the
+        session gets its own folder."""
         project = self._config.project(agent) if agent in self._config.agents else None
         return await self.backend(), await self._spec(session, project)
 
@@ -171,8 +171,8 @@ class Workspaces:
         )
 
     def disk(self, spec: SandboxSpec, backend: Backend) -> DiskLimit | None:
-        """Returns the disk quota of a session, kept on its record while the session is present. None if nothing is
-        measured: a project folder of the user has no limit, and remote folders are not measured."""
+        """Returns a session's disk quota, which is stored in its record while the session is present. None if nothing
+        is measured: a user's project folder has no limit, and remote folders are not measured."""
         if spec.project or isinstance(backend, RemoteBackend):
             return None
         record, folders = self._presence.get(spec.session), (spec.folder, spec.private)
@@ -195,8 +195,7 @@ class Workspaces:
         return [record.workspace for record in self._presence if isinstance(record.workspace, LiveSandbox)]
 
     async def _obtain_sandbox(self, spec: SandboxSpec, backend: Backend, agent: str) -> LiveSandbox:
-        """Returns the session's live sandbox. A live sandbox made for another backend or folder is closed and
-        replaced."""
+        """Returns the session's live sandbox. A live sandbox for another backend or folder is closed and replaced."""
         if isinstance(backend, NoCommands):
             raise ToolFailed(backend.reason)
         there = self.present(spec.session)
@@ -204,7 +203,7 @@ class Workspaces:
             return there
         if not self._scope.open:
             raise ToolFailed("The gateway is stopping: no new commands are started.")
-        self._presence.obtain(spec.session)  # its disk quota is kept on this record too
+        self._presence.obtain(spec.session)  # its disk quota is stored in this record, too
         live_sandbox = LiveSandbox(
             spec,
             backend,
@@ -220,7 +219,7 @@ class Workspaces:
             await self._add_notice(
                 spec.session,
                 "Commands run in another workspace from now on."
-                + (f" Processes in the old one were ended: {names}." if names else ""),
+                + (f" Processes in the old one were stopped: {names}." if names else ""),
             )
         return live_sandbox
 
@@ -245,8 +244,8 @@ class Workspaces:
             raise ToolFailed(f"The workspace's folder cannot be created ({error.strerror}).") from None
 
     async def _change_owner(self, folders: list[Path], user: User) -> None:
-        """Gives these folders and their contents to the session's user. No link is followed. A folder changes its owner
-        only after its contents, so an interrupted run is repeated but a finished run is not."""
+        """Gives these folders and their contents to the session's user. No link is followed. A folder's owner is
+        changed after its contents' owners, so an interrupted run is repeated, but a finished run is not."""
         chown = [find_program("chown") or "chown", "-hRP", f"{user.uid}:{user.gid}", "--", *map(str, folders)]
         child = await self.spawner.spawn(chown, {})
         try:
@@ -262,7 +261,7 @@ class Workspaces:
             )
 
     def _make(self, spec: SandboxSpec, here: bool, agent: str) -> list[Path]:
-        """Creates the folders; returns those that still have the wrong owner."""
+        """Creates the folders. Returns those that still have the wrong owner."""
         if spec.project and here and not spec.folder.is_dir():
             raise ToolFailed(
                 f"The agent's workspace is set to {spec.folder}, which does not exist: create it, or change "
@@ -301,12 +300,12 @@ class Workspaces:
     # -- start and stop of the gateway --
 
     async def start(self) -> None:
-        """Records that the processes of the last gateway are gone, and starts those marked `restart` again."""
+        """Records that the previous gateway's processes no longer exist, and restarts those marked `restart`."""
         if self._choice.warning:
             log.warning("the gateway runs as root", meaning=self._choice.warning)
         if self.spawner.user is not None:
             with suppress(PermissionError):
-                os.setgroups([])  # file tools act as another user, who is in none of these groups
+                os.setgroups([])  # file tools act as another user, who is not in any of these groups
         await self._end_orphans()
         await to_thread.run_sync(self._groups.sweep)
         if (there := await self._remote_backend()) is not None:
@@ -320,18 +319,20 @@ class Workspaces:
             if len(rows) < BATCH:
                 break
             last = rows[-1].id
-        self._scope.start(self._restart, name="restart of processes")
+        self._scope.start(self.restart_processes, name="restart of processes")
 
     async def _end_orphans(self) -> None:
-        """Ends the processes with this home's mark that do not descend from any of our children. The home is locked, so
-        no other gateway owns them."""
+        """Kills the processes with this home's mark that do not descend from any of our child processes. The home is
+        locked, so no other gateway owns them."""
         marked = await to_thread.run_sync(reaper.marked_processes, self.spawner.owner)
-        # Children are started on this thread, so every one that was found and is still running is known by now.
+        # Child processes are started in this thread, so every one that was found and is still running is known by now.
         running = self.spawner.running
         if orphans := [process for process in marked if not process.line & running]:
             await to_thread.run_sync(reaper.end, orphans)
 
-    async def _restart(self) -> None:
+    async def restart_processes(self) -> None:
+        """Restarts the processes that ended with the previous gateway and are marked `restart`, in sessions that are
+        still live. This is part of `recover`."""
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self.store.read(processes.restartable, after=last, limit=BATCH)
@@ -349,11 +350,14 @@ class Workspaces:
             live_sandbox = await self._obtain_sandbox(spec, await self.backend(), "")
             with live_sandbox.in_use():
                 await self.processes.restart_lost(live_sandbox, row)
-        except (ToolFailed, Refused) as error:  # refused: the session has ended meanwhile, so there is nobody to notify
+        except (
+            ToolFailed,
+            Refused,
+        ) as error:  # refused: the session has ended in the meantime, so there is nobody to notify
             await self._add_notice(row.session, f"The process {row.name!r} could not be started again: {error.message}")
 
     async def _close(self) -> None:
-        """Ends everything. The rows stay as they are, so that the next start finds what was lost, as after a kill."""
+        """Stops everything. The rows stay as they are, so that the next start finds what was lost, as after a kill."""
         live_sandboxes = self._live_sandboxes()
         for live_sandbox in live_sandboxes:
             live_sandbox.gateway_stopping = True
@@ -362,15 +366,18 @@ class Workspaces:
     # -- the end of a session --
 
     async def end(self, session: str) -> None:
-        """Ends everything that runs for the session and moves its own folder to the trash. May be called again."""
+        """Stops everything that is running for the session and moves its own folder to the trash. May be called
+        again."""
         row = await self._end_processes(session)
         if row is not None:
-            # Whatever folder the row names, only a folder with the session's name is moved, and no project has one.
+            # Whatever folder the row names, only a folder with the session's name is moved, and no project folder has
+            # such a name.
             await to_thread.run_sync(self.folders.move_to_trash, session)
             await self._discard_remote_folders(row, keep=True)
 
     async def discard(self, session: str) -> None:
-        """Ends everything that runs for a deleted session and keeps nothing, even if its rows are already gone."""
+        """Stops everything that is running for a deleted session and keeps nothing, even if its rows have already been
+        deleted."""
         row = await self._end_processes(session)
         await to_thread.run_sync(self.folders.remove, session)
         if row is not None:
@@ -384,8 +391,8 @@ class Workspaces:
             await self._remote_cleanup.discard_folders(backend, row.session, keep=keep)
 
     async def _end_processes(self, session: str) -> WorkspaceRow | None:
-        """Ends everything that runs for the session. Returns None if the session never had a workspace, which is true
-        of most sessions."""
+        """Stops everything that is running for the session. Returns None if the session never had a workspace, which is
+        true for most sessions."""
         record = self._presence.get(session)
         if record is not None and isinstance(record.workspace, LiveSandbox):
             await self.close_sandbox(record.workspace)
@@ -397,7 +404,7 @@ class Workspaces:
     # -- the timer --
 
     async def reconcile(self) -> None:
-        """Compares what is alive with what should be alive. Handles sandboxes that were ended from outside, usage
+        """Compares what is alive with what should be alive. Handles sandboxes that were killed from outside, usage
         beyond the limits, idle sandboxes, and zombies that nobody else would reap."""
         await to_thread.run_sync(self._reaper.reap)
         live_sandboxes = self._live_sandboxes()
@@ -421,7 +428,7 @@ class Workspaces:
             await live_sandbox.note_lost()
             await live_sandbox.check_limits()
         except Exception:
-            log.exception("checking a workspace failed; it is tried again", session=live_sandbox.session)
+            log.exception("checking a workspace failed and will be tried again", session=live_sandbox.session)
 
     async def tidy(self) -> None:
         """Removes processes and folders without an owner, folders that have been in the trash long enough, and orphaned
@@ -469,7 +476,7 @@ class Workspaces:
     # -- for status and metrics --
 
     def status(self) -> WorkspacesStatus:
-        """Returns the status for the operator. Reading it does not trigger the detection of the backend."""
+        """Returns the status for the operator. Reading it does not trigger backend detection."""
         live_sandboxes, backend = self._live_sandboxes(), self._choice.known
         sandboxed = backend is not None and backend.sandboxed
         return WorkspacesStatus(
@@ -517,9 +524,11 @@ def _claim(db: Db, row: WorkspaceRow) -> None:
 
 
 def _end_leftover(row: ProcessRow) -> None:
-    """Kills a process that the last gateway left alive, identified by its pid and start time."""
+    """Kills a process that the previous gateway has left alive, identified by its pid and start time."""
     if row.pid and row.start_ticks is not None and start_ticks(row.pid) == row.start_ticks:
-        log.warning("a process of the last gateway is still alive and is ended", process=row.id, pid=row.pid)
+        log.warning(
+            "one of the previous gateway's processes is still alive and is being killed", process=row.id, pid=row.pid
+        )
         try:
             os.killpg(row.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError) as error:

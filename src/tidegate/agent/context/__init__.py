@@ -1,7 +1,8 @@
-"""Fits a long conversation into its model's context window: the view, cut points, and summaries.
+"""Fitting a long conversation into its model's context window: the view, cut points and summaries.
 
-Guarantee: all functions here are pure functions of their input rows, so the same rows produce the same messages before
-and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the model.
+Guarantee: all functions in this package are pure functions of their input rows. The same rows therefore produce the
+same messages before and after a restart. `turns/compaction/compaction.py` reads and writes the rows and calls the
+model.
 """
 
 from tidegate.agent.context.cut_points import WindowMarks, chunks, last_unit_start, tail_start, window_marks

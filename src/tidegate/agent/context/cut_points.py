@@ -1,8 +1,8 @@
-"""Cut points: determines where a long conversation may be cut, and how much of it is kept.
+"""Cut points: where a long conversation may be cut, and how much of it is kept.
 
-Guarantee: all functions are pure. A cut is made only where every call has its result, so no call is separated from its
-result. The newest messages are kept, and always at least the last unit that cannot be cut. Sizes are given in estimated
-bytes of text, and the marks in tokens.
+Guarantee: all functions are pure. A conversation is cut only at points where every call has its result, so a call is
+never separated from its result. The newest messages are kept, and at least the last indivisible unit. Sizes are
+estimated bytes of text; marks are tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +13,8 @@ from tidegate.models import Facts
 from tidegate.values import Frozen, Message
 
 MOST_ANSWER = 2
-"""The divisor for the largest share of the window that is reserved for the answer, whatever the model's output limit: 2
-means at most half."""
+"""Limits the part of the window that is reserved for the answer, whatever the model's output limit: 2 means at most
+half."""
 
 Rows = Sequence[tuple[int, Message]]
 """Messages with their positions in the transcript."""
@@ -23,8 +23,8 @@ Weigh = Callable[[Message], int]
 
 
 class WindowMarks(Frozen, frozen=True):
-    """Thresholds in tokens. From `soft` on, a summary is prepared. Above `hard`, the conversation must shrink before
-    the model is called. The newest messages, up to `keep`, are never changed."""
+    """Thresholds in tokens. A summary is prepared once the conversation reaches `soft`. Above `hard`, the conversation
+    must be shortened before the model is called. The newest messages, up to `keep` tokens, are never changed."""
 
     soft: int
     hard: int
@@ -41,7 +41,7 @@ class WindowMarks(Frozen, frozen=True):
         )
 
     def beside(self, fixed: int) -> "WindowMarks":
-        """Returns the marks for the messages, when the prompt and the tools already use `fixed` tokens."""
+        """Returns the marks for the messages alone, given that the prompt and the tools already take `fixed` tokens."""
         share = max(0.0, self.hard - fixed) / max(1, self.hard)
         return WindowMarks(
             soft=self.soft, hard=self.hard, keep=int(self.keep * share), window=max(1, int(self.window * share))
@@ -49,8 +49,8 @@ class WindowMarks(Frozen, frozen=True):
 
 
 def window_marks(facts: Facts, settings: ContextSettings) -> WindowMarks:
-    """Returns the marks for a model. Because the answer also has to fit into the window, the request may get less than
-    the settings allow."""
+    """Returns the marks for a model. The answer must fit into the window too, so the request may get less room than the
+    settings allow."""
     window = facts.window
     available = window - min(facts.output, window // MOST_ANSWER)
     hard = min(int(settings.hard * window), available)
@@ -75,13 +75,13 @@ def boundaries(rows: Rows) -> Iterator[int]:
 
 
 def last_unit_start(rows: Rows) -> int:
-    """Returns the index of the first row of the last unit that cannot be cut."""
+    """Returns the index of the first row of the last indivisible unit."""
     return max(boundaries(rows), default=0)
 
 
 def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
-    """Returns the index of the first row to keep. As many of the newest rows are kept as fit into `keep`, and at least
-    the last unit."""
+    """Returns the index of the first row to keep. The newest rows are kept, as many as fit into `keep` but at least the
+    last unit."""
     weight = 0
     sizes = [weigh(message) for _, message in rows]
     cuts = list(boundaries(rows))
@@ -97,7 +97,8 @@ def tail_start(rows: Rows, keep: int, weigh: Weigh) -> int:
 
 
 def chunks(rows: Rows, most: int, weigh: Weigh) -> list[Rows]:
-    """Splits the rows at allowed cut points into chunks of at most `most`. A larger unit becomes a chunk by itself."""
+    """Splits the rows at allowed cut points into chunks of at most `most` each. A unit that is larger becomes a chunk
+    of its own."""
     cuts = [*boundaries(rows), len(rows)]
     found: list[Rows] = []
     begin = end = 0

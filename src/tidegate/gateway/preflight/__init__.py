@@ -1,6 +1,6 @@
-"""Checks of the configuration before a gateway starts.
+"""Configuration checks that run before a gateway starts.
 
-This module is light: the command line imports it without the packages that the checks need.
+This module is lightweight: the command line can import it without the packages that the checks need.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
-"""Checks of the folders and environment variables that agents can access, before a gateway starts.
+"""Checks of the folders and environment variables that agents can access, run before a gateway starts.
 
 None of them may expose the gateway's own data. It is an error if a folder is or contains the home folder, is one of the
-gateway's own folders inside it, or contains a secret named in the settings: an agent there could read the owner's key,
-rewrite the configuration and stop the gateway. It is also an error if a folder exposes the kernel's file systems, or if
-a variable contains a secret. A working folder must not be or contain a user's home folder, because some files there are
-executed at the next login. Folders are compared by identity, not by spelling, so a `~`, `..`, link or second mount
-cannot hide one. A missing folder is a warning. Nothing is created or changed.
+gateway's own folders inside it, or contains a secret named in the settings: an agent working there could read the
+owner's key, rewrite the configuration or stop the gateway. It is also an error if a folder exposes the kernel's file
+systems, or if a variable contains a secret. A working folder must not be or contain a user's home folder, because some
+files there are executed at the next login. Folders are compared by identity, not by spelling, so `~`, `..`, links or
+second mounts cannot hide one. A missing folder causes a warning. Nothing is created or changed.
 """
 
 import contextlib
@@ -21,27 +21,26 @@ from tidegate.errors import Misconfigured
 from tidegate.security import Secret
 
 SHOWABLE = frozenset({"skills"})
-"""Folders in the home folder that agents may read but not write, since other agents follow the instructions in them."""
+"""Folders in the home folder that agents may read but not write, since other agents follow instructions in them."""
 
 OWN = frozenset({"plugin-data", "plugins", "spool", "trash", "workspaces"})
-"""Folders in the home folder that are private to the gateway. Every plain file there is private, too."""
+"""Folders in the home folder that are private to the gateway. All regular files there are private, too."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """System folders that are visible in every sandbox."""
 
 KERNEL = ("/proc", "/sys", "/dev")
-"""The kernel's file systems, which expose devices, and processes with their environment. A sandbox has separate
-ones."""
+"""The kernel's file systems, which expose devices and other processes' environments. A sandbox has its own."""
 
 SERVICES = "/run"
-"""The folder with the sockets of the machine's services. Some of these can control the machine, and a read-only mount
-does not prevent a connection."""
+"""The folder with the machine's service sockets. Some of these services can control the machine, and a read-only mount
+does not prevent connections."""
 
 SHORTEST_PART = 8
-"""The minimum length of a secret that is searched for inside a variable. A shorter one would match by chance."""
+"""Minimum length of a secret to search for inside variables. Shorter ones would match by chance."""
 
 NO_LOGIN = ("/nologin", "/false", "/sync", "/true")
-"""Shells of accounts that cannot log in."""
+"""The shells of accounts that cannot log in."""
 
 _ELSEWHERE = "choose a folder elsewhere, or move the home folder with --home or TIDEGATE_HOME"
 
@@ -56,7 +55,7 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
         except Misconfigured as error:
             yield f"{FILE_NAME}: {setting}: {error.message}"
             continue
-        # With ssh the folder is on another machine, except for skills, which the gateway reads.
+        # With ssh, the folder is on another machine, except for skills, which the gateway itself reads.
         here = config.workspaces.backend != "ssh" or use == "skills"
         own = OWN if use != "writing" else OWN | SHOWABLE
         why = _through_the_kernel(folder)
@@ -84,8 +83,8 @@ def unsafe(config: Config, secrets: Mapping[str, str]) -> Iterator[str]:
 def exposed_secrets(
     config: Config, references: Mapping[str, str], secrets: Mapping[str, Secret], environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields an error for each variable that is passed to commands and contains a secret of the settings. `references`
-    maps settings to references, and `secrets` maps references to secrets."""
+    """Yields an error for each variable that is passed to commands and contains a secret from the settings.
+    `references` maps settings to references, and `secrets` maps references to secrets."""
     for name in config.workspaces.environment:
         value = environment.get(name, "")
         for setting, reference in references.items():
@@ -98,7 +97,7 @@ def exposed_secrets(
 
 
 def _contains(value: str, secret: Secret | None) -> bool:
-    """True if the secret is the whole value or a part of it, such as the password in an address."""
+    """True if the secret is the whole value or part of it, such as the password in an address."""
     if secret is None:
         return False
     text = secret.reveal()
@@ -106,7 +105,7 @@ def _contains(value: str, secret: Secret | None) -> bool:
 
 
 def missing(config: Config) -> Iterator[str]:
-    """Yields a warning for each agent's folder that does not exist."""
+    """Yields a warning for each agent whose folder does not exist."""
     for name in config.agents:
         folder = config.project(name)
         if folder is not None and not folder.is_dir():
@@ -115,7 +114,7 @@ def missing(config: Config) -> Iterator[str]:
 
 
 def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "reading", "skills"]]]:
-    """Yields each folder that the settings name, as (setting, folder, use)."""
+    """Yields each folder named in the settings, as (setting, folder, use)."""
     for name, agent in config.agents.items():
         if agent.workspace is not None:
             yield f"[agents.{name}] workspace", agent.workspace, "writing"
@@ -129,7 +128,7 @@ def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "readi
 def _shows(
     folder: Path, home: Path, its_place: "_Place", secrets: Mapping[str, "_Place"], own: frozenset[str]
 ) -> str | None:
-    """Returns an error if the folder would expose private files of the gateway, else None."""
+    """Returns an error if the folder would expose the gateway's private files, else None."""
     place = _Place(folder)
     if its_place.is_within(place):
         how = "is" if place.is_within(its_place) else "contains"
@@ -166,8 +165,8 @@ def _through_the_kernel(folder: Path) -> str | None:
 
 
 def shows_services(folder: Path, services: str = SERVICES) -> str | None:
-    """Returns an error if the folder would expose sockets of the machine's services. Other folders in `services`, such
-    as a mounted disk, are allowed."""
+    """Returns an error if the folder would expose the sockets of the machine's services. Other folders inside
+    `services`, such as a mounted disk, are allowed."""
     place, all_services = _Place(folder), _Place(Path(services))
     inside = place.below(all_services)
     if all_services.is_within(place) or (inside is not None and (inside[0] == "user" or _holds_socket(folder))):
@@ -215,7 +214,7 @@ def _secret_files(config: Config, secrets: Mapping[str, str]) -> Iterator[tuple[
 
 
 class _Place:
-    """The target of a path and the folders above it, each identified by its inode if it exists."""
+    """A path's target and the folders above it, each identified by its inode if it exists."""
 
     def __init__(self, path: Path) -> None:
         real = Path(os.path.realpath(path))

@@ -1,6 +1,6 @@
-"""Checks of proxies and certificate authorities before a gateway starts.
+"""Checks of proxies and certificate authorities, run before a gateway starts.
 
-The values of references are checked as well, but never quoted.
+Secrets that the settings refer to are checked as well, but never quoted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from tidegate.security import Secret
 
 
 def faults(config: Config, secrets: Mapping[str, Secret], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yields an error for each proxy and each file of authorities that cannot be used."""
+    """Yields an error for each proxy and each file of certificate authorities that cannot be used."""
     try:
         network = Network(config.network, environment=environment, resolve=secrets.__getitem__, home=config.home)
     except Misconfigured as error:
@@ -22,7 +22,7 @@ def faults(config: Config, secrets: Mapping[str, Secret], environment: Mapping[s
     tables += [(f"[models.{name}]", model.proxy, model.ca_file) for name, model in config.models.items()]
     for where, proxy, ca_file in tables:
         if is_reference(proxy) and proxy not in secrets:
-            continue  # this has been reported
+            continue  # already reported
         try:
             network.check(where, proxy, ca_file or "")
         except Misconfigured as error:

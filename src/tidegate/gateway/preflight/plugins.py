@@ -1,8 +1,9 @@
-"""Imports and checks the plug-ins that the configuration uses, before a start. No plug-in is made or started.
+"""Import and checks of the plug-ins that the configuration uses, before a gateway starts. No plug-in is created or
+started.
 
-If a plug-in is broken and an agent cannot work without it, that is an error, which names the agents. Any other broken
-plug-in is a warning, and the gateway starts without it. A plug-in that every user of the machine can change is a
-warning, too. If no plug-in has the configured name, that is always an error.
+A broken plug-in that an agent needs causes an error that names the agents. Any other broken plug-in causes a warning,
+and the gateway starts without it. A plug-in that every user of the machine can modify causes a warning, too. If there
+is no plug-in with the configured name, that is always an error.
 """
 
 import stat
@@ -18,8 +19,8 @@ from tidegate.tools import BUILTIN
 
 
 class FoundPlugins(NamedTuple):
-    """The plug-ins that were found, with their errors and warnings. `unknown_toolsets` are the names in agents' `tools`
-    settings that belong neither to the gateway nor to a plug-in."""
+    """The plug-ins found, with their errors and warnings. `unknown_toolsets` are names in the agents' `tools` settings
+    that belong neither to the gateway nor to a plug-in."""
 
     uses: tuple[PluginUse, ...]
     loaded: tuple[LoadedPlugin, ...]
@@ -63,7 +64,7 @@ def find_plugins(config: Config) -> FoundPlugins:
                 errors.append(f"{FILE_NAME}: {use.setting}: {needed(use, error.message)}")
             else:
                 warnings.append(
-                    f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}; repair it"
+                    f"{FILE_NAME}: {use.setting}: the plug-in {use.name!r} is not used: {error.message}; fix it"
                 )
     return FoundPlugins(uses, tuple(loaded), tuple(errors), tuple(warnings), tuple(unknown))
 
@@ -71,7 +72,7 @@ def find_plugins(config: Config) -> FoundPlugins:
 def _is_open_to_all(file: str) -> bool:
     try:
         return bool(Path(file).stat().st_mode & stat.S_IWOTH)
-    except OSError:  # a package that is not a file
+    except OSError:  # a package that is not stored as a file
         return False
 
 

@@ -1,8 +1,8 @@
 """The checks of a configuration before a start, shared by the start itself, `config check` and `doctor`.
 
-A configuration that `examine` accepts is not rejected later because of its secrets, toolsets, folders or rules. The
-gateway uses the secrets and toolsets that were resolved here. All errors are reported together, each with the full path
-of the file. Nothing is created or changed.
+If `examine` accepts a configuration, it is not rejected later because of its secrets, toolsets, folders or rules. The
+gateway uses the secrets and toolsets resolved here. All errors are reported together, each with the file's full path.
+Nothing is created or changed.
 """
 
 import os
@@ -26,7 +26,7 @@ SKILLS = "skills"
 
 
 class Ready(NamedTuple):
-    """Everything that a gateway is built from. The `warnings` do not prevent its start."""
+    """Everything from which a gateway is built. The `warnings` do not prevent it from starting."""
 
     config: Config
     secrets: Mapping[str, Secret]
@@ -36,7 +36,7 @@ class Ready(NamedTuple):
 
 
 def settings(home: Path) -> Config:
-    """Reads the configuration alone. Errors name the full path of the file."""
+    """Reads only the configuration itself. Errors name the file's full path."""
     try:
         return load(home)
     except Misconfigured as error:
@@ -90,8 +90,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
 
 
 def _no_network(config: Config) -> Iterator[str]:
-    """Yields a warning if sandboxes are configured to have network access but the required programs are not
-    installed."""
+    """Yields a warning if sandboxes should have network access but the required programs are not installed."""
     if config.workspaces.network and config.workspaces.backend in ("auto", "bubblewrap"):
         from tidegate.workspaces.backends import sandbox_network
 
@@ -115,13 +114,13 @@ def _unused_plugin_tables(config: Config, plugins: "FoundPlugins | None") -> Ite
     used = () if plugins is None else {use.name for use in plugins.uses}
     for name in config.plugins:
         if name not in used:
-            fault = f"[plugins.{name}] has no effect: no agent uses a plug-in of that name"
+            fault = f"[plugins.{name}] has no effect: no agent uses a plug-in with that name"
             yield with_path(config.home, f"{FILE_NAME}: {fault}")
 
 
 def _projects_of_root(config: Config) -> Iterator[str]:
-    """Yields a warning for each folder in which agents can write nothing because it belongs to root. Agents never run
-    as root."""
+    """Yields a warning for each folder that agents cannot write to because it belongs to root. Agents never run as
+    root."""
     if os.geteuid() != 0 or config.workspaces.backend == "ssh":
         return
     from tidegate.workspaces.kernel.users import is_root  # imported only if it is used
@@ -135,12 +134,12 @@ def _projects_of_root(config: Config) -> Iterator[str]:
             if found.st_uid == 0 and not found.st_mode & stat.S_IWOTH:
                 yield (
                     f"{FILE_NAME}: [agents.{name}] workspace: {folder} belongs to root, and agents never run as root, "
-                    "so they can write nothing there: give it to another user (chown)"
+                    "so they cannot write anything there: give it to another user (chown)"
                 )
 
 
 def with_path(home: Path, message: str) -> str:
-    """Replaces the name of the file with its full path in each line of the message that begins with it."""
+    """Replaces the file name with the full path in each line of the message that begins with it."""
     file, name = str(home / FILE_NAME), f"{FILE_NAME}: "
     lines = []
     for line in message.split("\n"):
@@ -169,7 +168,7 @@ def _references(config: Config) -> dict[str, str]:
 def _secrets(
     config: Config, references: Mapping[str, str], environment: Mapping[str, str], errors: list[str]
 ) -> dict[str, Secret]:
-    """Returns the secrets that the settings refer to. No other environment variables are read."""
+    """Returns the secrets to which the settings refer. No other environment variables are read."""
     found: dict[str, Secret] = {}
     for setting, reference in references.items():
         try:
@@ -180,8 +179,8 @@ def _secrets(
 
 
 def _pointless_delegates(config: Config) -> Iterator[str]:
-    """Yields a warning for each agent that may delegate but has no tool to do so, or has the tool but may delegate to
-    no agent."""
+    """Yields a warning for each agent that may delegate but lacks the tool, or that has the tool but no agent to
+    delegate to."""
     for name, agent in config.agents.items():
         if agent.delegates and "delegate" not in agent.tools:
             fault = "delegates has no effect: the toolset 'delegate' is not among its tools"
@@ -195,17 +194,18 @@ def _pointless_delegates(config: Config) -> Iterator[str]:
 def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
     for name, agent in config.agents.items():
         if any(toolset not in BUILTIN for toolset in agent.tools):
-            continue  # the tools of a plug-in are not known before it is made
+            continue  # a plug-in's tools are not known before it is created
         for warning in rules.pointless(name, agent, tools.resolve(agent.tools)):
             yield with_path(config.home, warning)
 
 
 def _unknown_prices(config: Config) -> Iterator[str]:
-    """Yields an error for each model without a known price if a budget limits money, since it could not be enforced."""
+    """If a budget limits money, yields an error for each model without a known price, since the budget could not be
+    enforced."""
     budget = next((name for name, settings in config.budgets.items() if settings.money is not None), None)
     if budget is None:
         return
-    from tidegate.models import Catalog  # imported only for a budget of money
+    from tidegate.models import Catalog  # imported only for budgets in money
 
     catalog = Catalog.shipped()
     for name, model in config.models.items():
@@ -241,7 +241,7 @@ def _unused_embeddings(config: Config) -> Iterator[str]:
 
 
 def _unusable_skills(config: Config) -> Iterator[str]:
-    """Yields a warning for each skill that cannot be used, and for each skill in the settings that does not exist."""
+    """Yields a warning for each unusable skill, and for each skill in the settings that does not exist."""
     for warning in skill_warnings(config):
         yield with_path(config.home, warning)
 

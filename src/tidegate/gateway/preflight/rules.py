@@ -1,7 +1,7 @@
-"""Checks of the agents' approval rules before a gateway starts.
+"""Checks of the agents' approval rules, run before a gateway starts.
 
-An invalid rule is an error that names the agent and the fault. A rule can never match if it names a tool, argument or
-channel that does not exist. This is a warning, since the author of the rule believes that it protects something.
+An invalid rule causes an error that names the agent and the fault. A rule that names a tool, argument or channel that
+does not exist can never match. It causes a warning, since whoever wrote it believes that it protects something.
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ def invalid(config: Config) -> Iterator[str]:
 
 
 def pointless(name: str, agent: AgentSettings, tools: Toolset) -> Iterator[str]:
-    """Yields a warning for each of the agent's rules that can never match. All of these rules must be valid."""
+    """Yields a warning for each of the agent's rules that can never match. All rules must be valid."""
     for line in agent.rules:
         if (why := _why_never_matches(parse(line), tools)) is not None:
             yield f"{FILE_NAME}: [agents.{name}] rules: the rule {line!r} never matches: {why}"
@@ -40,7 +40,8 @@ def _why_never_matches(rule: PolicyRule, tools: Toolset) -> str | None:
     taken = {name for tool in about for name in _arguments(tool)}
     for name, _ in rule.arguments:
         if about and name not in taken:
-            return f"no tool that it applies to takes {name!r}; they take {', '.join(sorted(taken)) or 'no arguments'}"
+            arguments = ", ".join(sorted(taken)) or "no arguments"
+            return f"no tool to which it applies has the argument {name!r}; they have {arguments}"
     if rule.channel:
         from tidegate.turns import CHANNELS, DELEGATE  # a large package, and few rules name a channel
 

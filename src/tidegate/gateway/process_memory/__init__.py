@@ -1,1 +1,1 @@
-"""The memory of the gateway process: accounting, limit, allocator, and unloading under pressure."""
+"""The gateway process's memory: accounting, limit, allocator, and unloading under pressure."""

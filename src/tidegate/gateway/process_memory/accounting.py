@@ -1,8 +1,8 @@
-"""Accounting of the process's memory by kind and by owner, so that growth can be traced to its owner.
+"""Accounting of the process's memory by kind and owner, so that growth can be traced to its owner.
 
-Every figure except the base is read from the kernel, the allocator or the ledger when it is requested. The private
-memory (RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocator's free memory, and of
-`unexplained`, the rest. The rest is negative if the ledger reports more memory than the process has. `explained` is the
+Every figure except the base is read from the kernel, the allocator or the ledger when it is requested. Private memory
+(RssAnon + VmSwap) consists of the ledger's kinds, including the base and the allocator's free memory, plus the
+remainder, `unexplained`, which is negative if the ledger reports more memory than the process has. `explained` is the
 share that is accounted for; both missing and excess bytes lower it. A reading takes a few milliseconds.
 """
 
@@ -26,7 +26,7 @@ _THREAD_BYTES = 48 * 1024  # measured: touched pages of an idle thread's stack, 
 
 
 def kernel_figures() -> dict[str, int]:
-    """Returns the memory of this process in bytes, by kind, as the kernel counts it."""
+    """Returns this process's memory in bytes, by kind, as counted by the kernel."""
     wanted = {"VmRSS": "rss", "RssAnon": "anonymous", "RssFile": "file", "VmSwap": "swap", "VmHWM": "peak"}
     figures = dict.fromkeys(wanted.values(), 0)
     text = Path("/proc/self/status").read_text()  # lint: allow (procfs, no disk access)
@@ -38,7 +38,7 @@ def kernel_figures() -> dict[str, int]:
 
 
 def private_bytes() -> int:
-    """Returns RssAnon + VmSwap, the memory that belongs to this process alone, including what was swapped out."""
+    """Returns RssAnon + VmSwap: the memory that belongs to this process alone, including swapped-out memory."""
     figures = kernel_figures()
     return figures["anonymous"] + figures["swap"]
 
@@ -48,8 +48,8 @@ def _descriptors() -> int:
 
 
 class MemoryAccounting:
-    """Explains what the process uses its memory for. The base is the memory of a started gateway before its first
-    request (interpreter, modules, services), except for what the ledger lists under another kind at that time."""
+    """Explains how the process uses its memory. The base is the memory of a started gateway before its first request
+    (interpreter, modules, services), except for what the ledger lists under another kind at that time."""
 
     def __init__(self, ledger: Ledger, process: Scope) -> None:
         self._ledger = ledger
@@ -65,8 +65,8 @@ class MemoryAccounting:
         self._ledger.view("model connection", lambda: (_of_clients(clients.stats()),))
 
     def record_base(self) -> None:
-        """Records the memory of the started gateway as its base. Called once, before the first request."""
-        self.read()  # so that memory allocated by a first reading is part of the base
+        """Records the started gateway's memory as its base. Called once, before the first request."""
+        self.read()  # so that memory allocated by the first reading is part of the base
         total = sum(self._ledger.totals().values(), Holding())
         self._base = private_bytes()
         self._process.hold("base", bytes=self._base - total.bytes, fds=max(0, _descriptors() - total.fds))
@@ -102,7 +102,7 @@ def _share(accounted: int, whole: int) -> float:
 
 
 def _of_store(stats: StoreStats) -> tuple[str, Holding]:
-    fds = 2 * stats.connections + (stats.connections > 0)  # each opens the file and its log; they share one index
+    fds = 2 * stats.connections + (stats.connections > 0)  # each has the file and its log open; they share one index
     return PROCESS, Holding(stats.connections, stats.memory, fds=fds)
 
 

@@ -1,7 +1,7 @@
-"""The memory allocator of the C library: tuning, free memory, and trimming.
+"""The C library's memory allocator: tuning, free memory and trimming.
 
-Figures are read from the allocator when they are requested. If the C library does not provide a figure, it is 0 and
-nothing else changes. Free memory here means resident memory that is not in use. It is reused before the process grows,
+Figures are read from the allocator when they are requested. A figure that the C library does not provide is 0, without
+further consequences. Free memory here means resident memory that is not in use. It is reused before the process grows,
 and `trim` returns it to the system.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # glibc's M_…
-_ARENAS = 2  # one for the loop, one shared by the store's threads: more would only raise the high-water mark
-_LARGE = 512 << 10  # bytes: twice the size of one read by the loop, which should cause no mapping and no trim
+_ARENAS = 2  # one for the event loop, one shared by the store's threads; more would only raise the high-water mark
+_LARGE = 512 << 10  # bytes: twice the size of one read by the event loop, which should cause no mapping and no trim
 _ARENA_SPAN = 64 << 20  # address space that glibc reserves for a heap of any arena but the first, and its alignment
 _KIB = 1024
-_TRIM_ABOVE = 1 << 20  # free bytes that are worth a trim, which takes a millisecond or two
+_TRIM_ABOVE = 1 << 20  # free bytes that are worth trimming, which takes a millisecond or two
 
 
 def tune() -> bool:
@@ -23,11 +23,11 @@ def tune() -> bool:
     arenas is limited. Each large block gets a separate mapping, which is returned to the system when the block is
     freed. Free memory at the end of the heap is returned once it exceeds the size of a large block. By default, glibc
     raises its threshold for large blocks to the largest block freed so far, takes smaller ones from the heap, and
-    retains twice that much free memory. The requests of a long conversation would then leave holes of their size in the
-    heap.
+    retains twice that much free memory. The requests of a long conversation would then leave holes of the same size in
+    the heap.
 
-    Values that the operator set in the environment take precedence. With another C library, nothing happens. (Setting
-    the environment ourselves would require starting the interpreter again, which takes longer than these calls.)"""
+    Values set in the environment by the operator take precedence. With another C library, nothing happens. (Setting the
+    environment ourselves would require starting the interpreter again, which takes longer than these calls.)"""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -58,7 +58,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def native_free() -> int:
-    """Returns the number of bytes in the C library's heaps that are free and resident."""
+    """Returns the number of free, resident bytes in the C library's heaps."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return 0
@@ -95,7 +95,7 @@ def _mappings() -> Iterator[tuple[int, int, bytes, int]]:
 
 
 def trim(least: int = _TRIM_ABOVE) -> bool:
-    """Releases the C library's free memory to the system if there are at least `least` bytes of it. Returns whether any
+    """Returns the C library's free memory to the system if there are at least `least` bytes of it. Returns whether any
     was released."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is None or native_free() < least:

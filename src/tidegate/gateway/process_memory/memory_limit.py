@@ -1,8 +1,8 @@
-"""The memory ceiling of the process and the system's shortage of memory, as the kernel reports them.
+"""The process's memory ceiling and the system's memory shortage, as reported by the kernel.
 
-Both are read each time, so a limit that an operator changes takes effect. A ceiling that is not configured stays below
-what the kernel allows this process. If the kernel does not provide a figure, no limit and no shortage are assumed. A
-reading opens a few small files of procfs and cgroupfs.
+Both are read anew each time, so a limit takes effect when the operator changes it. If no ceiling is configured, it is
+set below what the kernel allows this process. If the kernel does not provide a figure, no limit and no shortage are
+assumed. A reading opens a few small files in procfs and cgroupfs.
 """
 
 import os
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SHARE = 0.75
-"""The share of the available memory that this process may use. The rest is for child processes, cached files, and
-growth between two checks."""
+"""The share of the available memory that this process may use. The rest is for child processes, cached files and growth
+between two checks."""
 
 _GROUPS = "sys/fs/cgroup"
 _LIMITS = ("memory.max", "memory.high")
@@ -19,8 +19,8 @@ _OLD_LIMIT = "memory.limit_in_bytes"  # of cgroup v1
 
 
 class MemoryLimit:
-    """`given` is limits.memory_bytes. If it is None, the ceiling is a share of the machine's memory, or of the smallest
-    limit of the process's control groups if that is less. `root` and `machine` are for tests."""
+    """The memory ceiling. `given` is limits.memory_bytes. If it is None, the ceiling is a share of the machine's memory
+    or, if lower, of the smallest limit set by the process's control groups. `root` and `machine` are for tests."""
 
     def __init__(self, given: int | None, *, root: Path = Path("/"), machine: int | None = None) -> None:
         self._given = given
@@ -36,8 +36,8 @@ class MemoryLimit:
         return int(min(found) * SHARE)
 
     def stalled(self) -> float:
-        """Returns the percentage of the last ten seconds in which some task waited for memory. The figure is for the
-        process's control group or, if the group has none, for the whole machine."""
+        """Returns the percentage of the last ten seconds during which some task waited for memory, in the process's
+        control group or, if there is no figure for the group, on the whole machine."""
         own = [f"{_GROUPS}{path}/memory.pressure" for number, _, path in self._memberships() if number == "0"]
         for place in (*own, "proc/pressure/memory"):
             for line in self._lines(place):
@@ -46,7 +46,7 @@ class MemoryLimit:
         return 0.0
 
     def _limits(self) -> Iterator[str]:
-        """Yields the files that may hold a limit of the process's control group or of a group above it."""
+        """Yields the files that may contain a limit for the process's control group or a group above it."""
         for number, controllers, path in self._memberships():
             parts = [part for part in path.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
@@ -65,6 +65,6 @@ class MemoryLimit:
     def _lines(self, path: str) -> list[str]:
         try:
             text = (self._root / path).read_text()  # lint: allow (procfs, no disk access)
-        except OSError:  # a file that is missing or unreadable sets no limit
+        except OSError:  # a missing or unreadable file sets no limit
             return []
         return text.splitlines()

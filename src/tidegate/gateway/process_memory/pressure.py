@@ -1,10 +1,11 @@
 """Memory pressure: unloads idle conversations when memory is short.
 
-When the process exceeds its ceiling, or the kernel reports that tasks wait for memory, the allocator's free memory is
-returned to the system first. If that is not enough, residents are unloaded, the least recently used first. A resident
-with a running or waiting turn is never unloaded, so the only effect is that the next turn of a conversation starts more
-slowly. A shortage ends only when memory is well below the ceiling, and a pause follows each unloading unless memory
-keeps growing. This keeps conversations from being unloaded and reloaded over and over. Each shortage is logged once.
+When the process exceeds its ceiling, or the kernel reports that tasks are waiting for memory, the allocator's free
+memory is returned to the system first. If that is not enough, residents are unloaded, least recently used first. A
+resident with a running or waiting turn is never unloaded, so the only effect is that a conversation's next turn starts
+more slowly. A shortage ends only when memory use is well below the ceiling, and each unloading is followed by a pause
+unless memory use keeps growing. This keeps conversations from being unloaded and reloaded over and over. Each shortage
+is logged once.
 """
 
 import time
@@ -24,17 +25,17 @@ CHECK_SECONDS = 2.0
 """The interval between two checks, each of which takes a fraction of a millisecond."""
 
 LOW = 0.9
-"""The share of the ceiling to which unloading reduces memory, and below which a shortage ends."""
+"""The share of the ceiling to which unloading reduces memory use, and below which a shortage ends."""
 
 STALLED = 10.0
-"""The percentage of time for which tasks may wait for memory. It is far below the level at which the kernel kills
+"""The percentage of time during which tasks may be waiting for memory: far below the level at which the kernel kills
 processes."""
 
 REST_SECONDS = 10.0
 """The pause after an unloading. The kernel's figure is an average over this time."""
 
 GROWN = 0.02
-"""The share of the ceiling by which memory must grow after an unloading to end the pause early."""
+"""The share of the ceiling by which memory use must grow after an unloading to end the pause early."""
 
 
 async def _trim() -> None:
@@ -85,8 +86,8 @@ class MemoryPressure:
         await self._relieve()
 
     def _is_short(self) -> bool:
-        """True if memory is above the ceiling or the kernel reports a shortage. Between the low mark and the ceiling, a
-        shortage that has begun continues."""
+        """True if memory use is above the ceiling or the kernel reports a shortage. Between the low mark and the
+        ceiling, a shortage that has begun continues."""
         private, ceiling, stalled = self._private(), self._ceiling.bytes(), self._ceiling.stalled()
         if private > ceiling or stalled >= STALLED:
             return True
@@ -104,7 +105,8 @@ class MemoryPressure:
     async def _relieve(self) -> None:
         private, ceiling, stalled = self._private(), self._ceiling.bytes(), self._ceiling.stalled()
         excess = private - int(LOW * ceiling) if private > ceiling else 0
-        # If only the kernel reports a shortage, the right amount is unknown: unload half, and half of the rest later.
+        # If only the kernel reports a shortage, the right amount is unknown, so unload half, and later half of the
+        # rest.
         half = self._presence.stats().resident_bytes // 2 if stalled >= STALLED else 0
         unloaded, freed = self._presence.relieve(max(excess, half))
         await anyio.lowlevel.checkpoint()  # let the started releases run first

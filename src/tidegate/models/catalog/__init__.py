@@ -1,1 +1,1 @@
-"""Facts about models: windows, abilities and prices, from `catalog.toml` and the configuration."""
+"""Facts about models: windows, capabilities and prices, from `catalog.toml` and the configuration."""

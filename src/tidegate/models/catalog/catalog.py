@@ -1,7 +1,7 @@
-"""The catalogue of known models (`catalog.toml`), with the settings of the configuration on top.
+"""The catalogue of known models (`catalog.toml`), overridden by the configuration.
 
-The same name always has the same facts, whatever the order in the file: the most specific matching pattern wins. An
-unknown model gets safe defaults. The file is read once per start; only the facts of configured models are kept.
+The same name always has the same facts, whatever the order in the file: the most specific matching pattern wins.
+Unknown models get safe defaults. The file is read once per start; only the facts about configured models are kept.
 """
 
 import re
@@ -19,10 +19,11 @@ from tidegate.values import Frozen
 FILE = Path(__file__).with_name("catalog.toml")
 
 CHAT_EFFORTS = ("low", "medium", "high")
-"""The efforts that every endpoint of an OpenAI format accepts, if it accepts any."""
+"""The efforts that every endpoint with an OpenAI format accepts, if it accepts any."""
 
 ANTHROPIC_EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""The efforts for Anthropic's API. They exclude "none", which switches thinking off, because some models refuse it."""
+"""The efforts for Anthropic's API. "none", which switches thinking off, is not included because some models refuse
+it."""
 
 _VENDOR = re.compile(r".*/")
 _DATE = re.compile(r"[-@]20\d\d-?[01]\d-?[0-3]\d$")
@@ -31,7 +32,7 @@ _LATEST = "-latest"
 
 
 class Family(Frozen, frozen=True, forbid_unknown_fields=True):
-    """One table of `catalog.toml`, which describes a family of models. The comment at the top of the file explains the
+    """A table in `catalog.toml`, which describes a family of models. The comment at the top of that file explains the
     keys."""
 
     window: int
@@ -48,18 +49,18 @@ class Family(Frozen, frozen=True, forbid_unknown_fields=True):
 
 
 class Catalog:
-    """All families of models, by the patterns of their models' names."""
+    """All model families, by the patterns of their models' names."""
 
     def __init__(self, families: Mapping[str, Family]) -> None:
         self._families = {pattern: family for family in families.values() for pattern in family.models}
 
     @classmethod
     def shipped(cls) -> Self:
-        """Reads the file. Blocks for a few milliseconds: call it in a thread if other tasks are running."""
+        """Reads the file. Blocks for a few milliseconds, so call it in a thread if other tasks are running."""
         return cls(msgspec.convert(tomllib.loads(FILE.read_text("utf-8")), dict[str, Family]))
 
     def facts_of(self, settings: ModelSettings) -> Facts:
-        """Returns the facts of a model. The model's settings take precedence over the catalogue."""
+        """Returns the facts about a model. The model's settings take precedence over the catalogue."""
         if settings.api == "demo":
             from tidegate.models.demo.model import FACTS  # loaded only when it is configured
 
@@ -103,15 +104,14 @@ def _candidates(name: str) -> Iterator[str]:
     tagged = _VENDOR.sub("", name.lower())
     bare = tagged.partition(":")[0]
     undated = _DATE.sub("", bare).removesuffix(_LATEST)
-    # In `llama3.2:3b` the tag is only a size, in `gemma4:31b` it distinguishes models; resellers write Claude versions
-    # with a dot.
+    # In `llama3.2:3b`, the tag is only a size; in `gemma4:31b`, it distinguishes models. Resellers write Claude
+    # versions with a dot.
     spoken = (tagged.replace(":", "-"), bare, undated, undated.replace(".", "-"))
     yield from dict.fromkeys(spoken)
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Returns True if a name matches a pattern. `fnmatch` is not used, because it would keep every compiled pattern in
-    a cache."""
+    """Returns True if a name matches a pattern. `fnmatch` is not used because it would cache every compiled pattern."""
     head, *parts = pattern.split("*")
     if not parts:
         return name == head
@@ -131,13 +131,13 @@ def _override(setting: bool | None, known: bool) -> bool:
 
 def _output(window: int, family: Family | None) -> int:
     known = UNKNOWN_OUTPUT if family is None or family.output is None else family.output
-    # A configured window that is smaller than the model's own must still leave room for a conversation.
+    # Even if the configured window is smaller than the model's own, it must leave room for a conversation.
     return min(known, window // 4)
 
 
 def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking, tuple[str, ...]]:
-    """Returns how the model's thinking effort is set, and its levels. Models of other vendors use the levels of the
-    configured API."""
+    """Returns how the model's thinking effort is set, and its levels. Other vendors' models use the configured API's
+    levels."""
     anthropic = settings.api == "anthropic"
     thinking: Thinking = "adaptive" if anthropic else "effort"
     efforts: tuple[str, ...] = ANTHROPIC_EFFORTS if anthropic else CHAT_EFFORTS

@@ -1,7 +1,7 @@
-"""Facts about a model: its limits, abilities and prices.
+"""Facts about a model: its limits, capabilities and prices.
 
-Plain values from the catalogue and the configuration, never guesses made at run time. Unknown facts have safe defaults:
-a small window, no pictures, no audio, no price.
+They are plain values from the catalogue and the configuration, never guesses made at run time. Unknown facts have safe
+defaults: a small window, no pictures, no audio, no price.
 """
 
 from typing import Literal
@@ -11,25 +11,25 @@ import msgspec
 from tidegate.values import Frozen, Usage
 
 UNKNOWN_WINDOW = 32_768
-"""The context window of an unknown model, in tokens. Even small local models usually run with one of this size."""
+"""The context window of an unknown model, in tokens. Even small local models usually run with a window of this size."""
 
 UNKNOWN_OUTPUT = 8_192
-"""The limit of an unknown model's answer in tokens, for providers that require a limit."""
+"""The output limit for an unknown model, in tokens, for providers that require a limit."""
 
 MOST_COST = 10**15
-"""The highest cost of one call, in billionths of a dollar. No real call costs more, and the store can add up thousands
-of such amounts."""
+"""Maximum cost of one call, in billionths of a dollar. No real call costs more, and the store can add up thousands of
+such amounts."""
 
 UNKNOWN_TEXT = 512
 """The longest text of an unknown embeddings model, in tokens. Many small models accept no more."""
 
 Thinking = Literal["none", "effort", "adaptive", "budget"]
-"""The way in which thinking effort is set. `none`: it cannot be set. `effort`: by level. `adaptive`: by level, and the
-model decides when to think. `budget`: by a number of tokens."""
+"""How thinking effort is set. `none`: it cannot be set. `effort`: by level. `adaptive`: by level, and the model decides
+when to think. `budget`: by number of tokens."""
 
 
 class Prices(Frozen, frozen=True):
-    """Prices in dollars per million tokens: of input, output, input read from the cache, and input written to the
+    """Prices in dollars per million tokens: for input, output, input read from the cache, and input written to the
     cache. If a request has more than `long` tokens, the prices are multiplied by `long_input` and `long_output`."""
 
     input: float
@@ -45,7 +45,7 @@ class Prices(Frozen, frozen=True):
     """The price of a million characters that are spoken."""
 
     def cost(self, usage: Usage, *, seconds: float = 0.0, characters: int = 0) -> int:
-        """Returns the cost in billionths of a dollar. If there is no cache price, cached tokens cost as much as other
+        """Returns the cost in billionths of a dollar. Without a cache price, cached tokens cost as much as other
         input."""
         fresh = max(0, usage.input - usage.cached - usage.written)
         cached = self.input if self.cached is None else self.cached
@@ -59,8 +59,8 @@ class Prices(Frozen, frozen=True):
 
 
 class Facts(Frozen, frozen=True):
-    """The facts of one model. `efforts` are its levels of thinking effort, in ascending order. They include "none" if
-    thinking can be switched off."""
+    """The facts about one model. `efforts` are its levels of thinking effort, in ascending order; they include "none"
+    if thinking can be switched off."""
 
     window: int = UNKNOWN_WINDOW
     output: int = UNKNOWN_OUTPUT
@@ -72,12 +72,12 @@ class Facts(Frozen, frozen=True):
     known: bool = False
     """True if the model is in the catalogue or described in the configuration."""
     thinking_unknown: bool = False
-    """True if it is unknown whether and how the model thinks. Requests then set an effort only if the caller asked for
-    one."""
+    """True if it is unknown whether and how the model thinks. Requests then set an effort only if the caller has asked
+    for one."""
 
     def takes(self, media_type: str) -> bool:
-        """True if the model accepts media of this type. Documents follow `vision`: providers render their pages as
-        pictures."""
+        """True if the model accepts media of this type. Documents depend on `vision`, since providers render their
+        pages as pictures."""
         return self.audio if media_type.startswith("audio/") else self.vision
 
     def priced(self, usage: Usage, *, seconds: float = 0.0, characters: int = 0) -> Usage:

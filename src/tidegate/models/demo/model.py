@@ -1,7 +1,7 @@
-"""The demo model: a deterministic model inside the process that needs no key and no network.
+"""The demo model: a deterministic in-process model that needs no key and no network.
 
-It receives the same bytes as a real model and streams in small pieces. Other tasks run between the pieces, and a
-cancelled call stops immediately. Its replies say that it is the demo model. Nothing is held between calls.
+It receives the same bytes as a real model and streams in small pieces. Other tasks can run between the pieces, and a
+cancelled call stops immediately. Its replies say that it is the demo model. It keeps nothing between calls.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.values import Call, Message, Usage
 
 MODEL = "demo"
-# A rough token size; the demo model has no tokenizer.
+# A rough estimate of a token's size, since the demo model has no tokenizer.
 BYTES_PER_TOKEN = 4
 EFFORTS = ("none", "minimal", "low", "medium", "high", "max")
 
@@ -71,7 +71,7 @@ class DemoModel:
             )
         if call.tool_choice and parse_tool_choice(call.tool_choice).kind not in ("none", "auto"):
             raise invalid(
-                "The demo model decides by itself whether to call a tool; leave out `tool_choice`, or choose another "
+                "The demo model decides on its own whether to call a tool; leave out `tool_choice`, or choose another "
                 "model.",
                 "tool_choice",
             )
@@ -110,7 +110,7 @@ class DemoModel:
 
 
 async def _pieces(planned: DemoReply, most: int | None) -> AsyncIterator[str]:
-    """Yields the reply word by word. `most` is the caller's limit of tokens; a word counts as one token."""
+    """Yields the reply word by word. `most` is the caller's token limit; a word counts as one token."""
     if planned.count:
         for number in range(1, min(planned.count, planned.count if most is None else most) + 1):
             yield str(number) if number == 1 else f" {number}"

@@ -1,4 +1,4 @@
-"""The replies of the demo model: a pure function from a request to a reply.
+"""The demo model's replies: a pure function from a request to a reply.
 
 The same request always gets the same reply, and the demo model never pretends to be a real one. docs/demo-model.md
 lists the words that it understands.
@@ -19,7 +19,7 @@ SLOW_PAUSE = 0.1
 SUMMARY_LINES = 8
 
 HELP = (
-    "I am the demo model that is built into Tidegate: a small program, not a language model. You can try:\n"
+    "I am Tidegate's built-in demo model: a small program, not a language model. You can try:\n"
     "- what time is it (in Europe/Paris)\n"
     "- read file notes.txt (from line 200)\n"
     "- run ls -l\n"
@@ -35,7 +35,7 @@ HELP = (
     "- slow, fail, stumble, silence: to see how the gateway handles them"
 )
 CONFIGURE = (
-    "I am the demo model that is built into Tidegate: deterministic, offline, and not a language model. To talk to a "
+    "I am Tidegate's built-in demo model: deterministic, offline, and not a language model. To talk to a "
     "real one, add it to tidegate.toml in Tidegate's home folder and start Tidegate again:\n\n"
     "[models.main]\n"
     'api = "openai-chat"\n'
@@ -134,8 +134,8 @@ class _Message(msgspec.Struct):
 
     @property
     def is_users(self) -> bool:
-        """True if a person sent the message. A message that contains only notes, perhaps followed by media, is from the
-        gateway."""
+        """True if a person sent the message. Messages that contain only notes, possibly followed by media, come from
+        the gateway."""
         if self.role != "user" or self.text.strip():
             return self.role == "user"
         return bool(self.given) and isinstance(self.content, list) and not any(part.text for part in self.content)
@@ -156,7 +156,7 @@ read_request = msgspec.json.Decoder(DemoRequest).decode
 
 
 def _summary(request: DemoRequest) -> DemoReply | None:
-    """Replies to a summary request with the first words of some messages."""
+    """Replies to a summary request with the first words of some of the messages."""
     if not any(message.role == "system" and message.text.startswith(SUMMARY_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -166,8 +166,7 @@ def _summary(request: DemoRequest) -> DemoReply | None:
 
 
 def _learnt(request: DemoRequest) -> DemoReply | None:
-    """Replies to the request for notes at the end of a conversation with the texts that the user wrote after
-    `note:`."""
+    """Replies to the request for notes at the end of a conversation with whatever the user wrote after `note:`."""
     if not any(message.role == "system" and message.text.startswith(NOTES_TASK) for message in request.messages):
         return None
     given: Any = msgspec.json.decode(request.messages[-1].text)
@@ -212,8 +211,8 @@ def _tells_time(name: str) -> bool:
 
 
 def _tools(said: str, request: DemoRequest) -> DemoReply | None:
-    """Returns the tool calls for a request in plain words, or a reply that the tool is missing. Returns None for other
-    requests."""
+    """Returns the tool calls for a request in plain words, or a reply that says that the tool is missing. Returns None
+    for other requests."""
     made = sum(len(message.tool_calls) for message in request.messages)
     wanted: list[tuple[str, str]] = []
     if re.search(r"(?i)\bwhat(?:'s| is)? (?:the )?(?:time|date|day)\b|\bwhat time is it\b", said):
@@ -364,7 +363,7 @@ def _conversation(said: str, request: DemoRequest, asked: int) -> DemoReply:
     earlier = [message.text.strip() for message in request.messages[:asked] if message.is_users]
     if "did i say" in lowered:
         if not earlier:
-            return DemoReply(text="This is the first thing that you have said to me.")
+            return DemoReply(text="This is the first thing you have said to me.")
         return DemoReply(text=f"Before this you said: {_shorten(earlier[-1])}")
     turns = len(earlier) + 1
     given = request.messages[asked].given

@@ -1,6 +1,6 @@
-"""The interface of an incoming answer, in any format.
+"""The interface of incoming answers, in any format.
 
-Only a complete and bounded answer becomes a message. Any other ends as `BrokenAnswer`, or as `AnswerError` if the
+Only a complete answer within the limits becomes a message. Any other raises `BrokenAnswer`, or `AnswerError` if the
 endpoint itself reports an error.
 """
 
@@ -10,9 +10,8 @@ from typing import Any, Protocol
 from tidegate.values import Message
 
 DEPTH = 64
-"""The maximum nesting of JSON that an endpoint expects back. It is ten times the deepest nesting that endpoints send.
-The limit of the decoder itself depends on the call stack, so a value near that limit might be stored and then be
-unreadable."""
+"""Maximum nesting of JSON that an endpoint expects back: ten times the deepest nesting that endpoints send. The
+decoder's own limit depends on the call stack, so a value near that limit might be stored and then be unreadable."""
 
 
 class BrokenAnswer(Exception):
@@ -32,11 +31,11 @@ class AnswerError(Exception):
 
 
 class IncomingAnswer(Protocol):
-    """An answer while it arrives. It belongs to one attempt of one model step."""
+    """An answer as it arrives. It belongs to one attempt at one model step."""
 
     @property
     def shown(self) -> bool:
-        """True if any text of the answer was passed to `on_text`."""
+        """True if any of the answer's text has been passed to `on_text`."""
         ...
 
     @property
@@ -55,11 +54,11 @@ class IncomingAnswer(Protocol):
         ...
 
     def feed(self, received: bytes) -> None:
-        """Parses received bytes and passes on their text in one piece."""
+        """Parses received bytes and passes their text on in one piece."""
         ...
 
     def end(self) -> None:
-        """Handles the end of the stream."""
+        """Called at the end of the stream."""
         ...
 
     def whole(self, body: bytes) -> None:

@@ -1,8 +1,8 @@
 """Names and ids of tool calls, and names of participants, in forms that every provider accepts.
 
-Acceptable names and ids are unchanged. All others are mapped deterministically, and different ids remain different.
-Pure functions, except that `distinct_calls` makes random ids. They are part of every wire format: raise the `version`
-of the formats when the output of a mapping changes.
+Acceptable names and ids are left unchanged. All others are mapped deterministically, and different ids remain
+different. The functions are pure, except that `distinct_calls` creates random ids. They are part of every wire format:
+raise the formats' `version` when the output of a mapping changes.
 """
 
 import base64
@@ -20,10 +20,10 @@ SHORT_ID_CHARACTERS = 9
 """Mistral's models accept only ids of exactly this many letters and digits."""
 
 _NOT_PARTICIPANT = re.compile(r"[\s<|\\/>]")
-"""Characters that OpenAI refuses in a participant's name."""
+"""Characters that OpenAI does not accept in a participant's name."""
 _NOT_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{SHORT_ID_CHARACTERS}}}")
-# Ids of servers that only number the calls of one answer, or send no ids. A short id may match by chance.
+# Ids from servers that only number the calls within an answer, or send no ids. A short id may match by chance.
 _NUMBERED = re.compile(r"(?i)[a-z]*[_-]?\d{0,5}")
 
 
@@ -56,8 +56,8 @@ def short_id(given: str) -> str:
 
 
 def distinct_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """Returns the calls, each with an id that is unique in the conversation. Some servers send no ids or number the
-    calls of every answer from the start, but providers refuse a request in which an id occurs twice."""
+    """Returns the calls, each with an id that is unique in the conversation. Some servers send no ids, or number the
+    calls in every answer from the start, but providers refuse requests in which an id occurs twice."""
     taken: set[str] = set()
     made: list[ToolCall] = []
     for call in calls:

@@ -1,8 +1,8 @@
-"""Parameters of a caller's request that several formats share: tool choice, response format, extras, reasoning effort.
+"""Parameters of a caller's request shared by several formats: tool choice, response format, extras, reasoning effort.
 
-All input is either parsed to a value or refused with a ModelFailed of kind `invalid`, which explains in one sentence
-what to change. Schemas are kept verbatim. A reasoning effort is mapped to one of the model's own levels: the nearest
-that does not exceed the requested one, or else the lowest. Pure functions; formats parse the caller's JSON only here.
+Any input is either parsed or refused with a ModelFailed of kind `invalid` that explains in one sentence what to change.
+Schemas are kept verbatim. A reasoning effort is mapped to one of the model's own levels: the nearest one that does not
+exceed the requested effort, otherwise the lowest. All functions are pure; formats parse the caller's JSON only here.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from tidegate.values import Call, Frozen
 
 _ABSENT = msgspec.Raw()
 _DEFAULTS = {"temperature": 1, "top_p": 1}
-"""OpenAI's default values of the fields whose default is not 0."""
+"""OpenAI's default values for the fields whose default is not 0."""
 _UNCHANGING = frozenset(
     {"include_reasoning", "prediction", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"}
 )
 """Extra fields that do not change the answer. They are dropped for formats that do not support them."""
 _RANKS = {"off": 0, "none": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6}
-"""The ranks of reasoning efforts, on one scale for our names and the providers' names. Our names range from off to
+"""The ranks of reasoning efforts, on a common scale for our names and the providers' names. Our names range from off to
 max."""
 
 
 class ToolChoice(Frozen, frozen=True):
-    """Determines which tools the model may or must call. With kind `function` it must call the tool in `names`. With
+    """Determines which tools the model may or must call. With kind `function`, it must call the tool in `names`. With
     kind `allowed`, it may call only the tools in `names`, and must call one of them if `is_required` is true."""
 
     kind: Literal["none", "auto", "required", "function", "allowed"]
@@ -82,7 +82,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def invalid(sentence: str, param: str) -> ModelFailed:
-    """Returns the error for the field `param` of the caller's request, which this model does not accept."""
+    """Returns the error for field `param` of the caller's request, which this model does not accept."""
     return ModelFailed(sentence, kind="invalid", retryable=False, param=param)
 
 
@@ -94,8 +94,8 @@ def refuse_fields(call: Call, *fields: str) -> None:
 
 
 def refuse_extras(call: Call, *known: str) -> dict[str, msgspec.Raw]:
-    """Returns the provider-specific fields of a call. Refuses fields that the format does not have and that could
-    change the answer."""
+    """Returns a call's provider-specific fields. Refuses fields that the format lacks and that could change the
+    answer."""
     extras = _decode_extras(call.extras) if call.extras else {}
     for field in extras:
         if field not in known and field not in _UNCHANGING:
@@ -152,16 +152,16 @@ def parse_response_format(response_format: bytes) -> OutputShape:
 
 
 def requested_effort(facts: Facts, reasoning: str | None) -> str | None:
-    """Returns the effort to send, or None to send none. An unknown model may not be able to think at all, so for "off"
-    nothing is sent, not even the model's lowest effort."""
+    """Returns the effort to send, or None to send none. An unknown model may not be able to think at all, so nothing is
+    sent for "off", not even the model's lowest effort."""
     if reasoning is None or facts.thinking == "none" or (reasoning == "off" and facts.thinking_unknown):
         return None
     return nearest_effort(reasoning, facts.efforts)
 
 
 def nearest_effort(reasoning: str, efforts: Sequence[str]) -> str | None:
-    """Returns the highest effort of the model that does not exceed `reasoning`. Returns the model's lowest effort if
-    all of them exceed it, or None if the model has none. A name that is not on the scale is returned unchanged."""
+    """Returns the model's highest effort that does not exceed `reasoning`. Returns the model's lowest effort if all of
+    them exceed it, or None if the model has none. A name that is not on the scale is returned unchanged."""
     if reasoning not in _RANKS:
         return reasoning
     known = sorted((effort for effort in efforts if effort in _RANKS), key=_RANKS.__getitem__)

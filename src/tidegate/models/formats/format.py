@@ -1,10 +1,10 @@
-"""Provider formats: the interface of a format, and the choice of one for a model.
+"""Provider formats: the interface of a format, and the choice of a format for a model.
 
-To add a format, write a package next to `openai` and `anthropic` with a class that satisfies `Format`, name its `api`
-in `config/settings.py`, and return it from `format_for`. `openai/responses.py` and `openai/responses_answer.py` are a
-complete example: requests and answers of one API.
+To add a format, write a package next to `openai` and `anthropic` with a class that implements `Format`, add its `api`
+to `config/tables/models.py`, and return it from `format_for`. For a complete example of one API's requests and answers,
+see `openai/responses.py` and `openai/responses_answer.py`.
 
-A format belongs to one configured model and holds nothing per conversation.
+A format belongs to one configured model and stores nothing per conversation.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ class Format(Protocol):
 
     @property
     def api(self) -> str:
-        """The name of the API in the configuration."""
+        """The API's name in the configuration."""
         ...
 
     @property
     def path(self) -> str:
-        """The path of the endpoint below `base_url`."""
+        """The endpoint's path below `base_url`."""
         ...
 
     @property
@@ -34,11 +34,11 @@ class Format(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """The facts of the model."""
+        """The facts about the model."""
         ...
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """Returns the headers with the key, and any others that the API requires."""
+        """Returns the headers with the key and any others that the API requires."""
         ...
 
     def answer(self, limit: int, on_text: Callable[[str], None]) -> IncomingAnswer:
@@ -47,7 +47,7 @@ class Format(Protocol):
 
 
 def format_for(settings: ModelSettings, facts: Facts) -> Format:
-    """Returns the format for a model's API. Only the formats that the configuration uses are imported."""
+    """Returns the format for a model's API. Only formats used in the configuration are imported."""
     match settings.api:
         case "openai-responses":
             from tidegate.models.formats.openai.responses import OpenAIResponses

@@ -1,8 +1,8 @@
-"""Repair of JSON from model endpoints.
+"""Repair of JSON received from model endpoints.
 
-Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, the replacement character, so every string of an
-answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so that only its counts are lost;
-the answer remains usable. The time is linear in the size of the data. Intact data is returned unchanged.
+Bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, the replacement character, so every string in an
+answer can be stored, encoded and sent. A usage object that is not JSON is replaced, so that only its counts are lost
+and the answer remains usable. The time is linear in the size of the data. Intact data is returned unchanged.
 """
 
 import re
@@ -20,7 +20,7 @@ REPLACEMENT = "\ufffd"
 _ESCAPES = re.compile(
     rb"((?:\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
-"""Matches escaped backslashes and complete surrogate pairs (in the group), or half of a pair."""
+"""Matches escaped backslashes and complete surrogate pairs (in the group), or one half of a pair."""
 
 _USAGE = re.compile(rb'"usage"\s*:\s*')
 _SCALAR = re.compile(rb"[^][{},]*")
@@ -29,7 +29,7 @@ _UNREADABLE = b'"unreadable"'
 
 
 def repair_json(data: bytes) -> bytes:
-    """Returns the same JSON, with U+FFFD in place of anything that a string cannot contain."""
+    """Returns the same JSON with U+FFFD in place of anything that a string cannot contain."""
     if not data.isascii():
         try:
             data.decode()

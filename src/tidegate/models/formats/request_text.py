@@ -1,7 +1,6 @@
 """Text that the gateway adds to requests, and the encoding of media. Both are the same in every wire format.
 
-All functions are pure. The text is part of every wire format: raise the `version` of the formats when a sentence
-changes.
+All functions are pure. The text is part of every wire format: raise the formats' `version` when a sentence changes.
 """
 
 import base64
@@ -13,13 +12,13 @@ ASIDE_HEADING = "[Note from the gateway, not written by the user]\n"
 """Tells the model who wrote the text that follows."""
 
 UNNAMED = "document.pdf"
-"""The name used for a document that was sent without a name."""
+"""The name used for a document sent without a name."""
 
 SUMMARY_TASK = "You write the summary of one part of a conversation between a person and an agent."
-"""The first sentence of the prompt for a summary."""
+"""The first sentence of the summary prompt."""
 
 NOTES_TASK = "You write down what is worth remembering of a person after a conversation with an agent."
-"""The first sentence of the prompt for notes at the end of a conversation."""
+"""The first sentence of the prompt for the notes at the end of a conversation."""
 
 
 def message_list(before: bytes, system: bytes, history: Sequence[bytes]) -> list[bytes]:
@@ -61,7 +60,7 @@ def media_placeholder(media: Media) -> str:
 
 
 def file_name(media: Media) -> str:
-    """Returns the name of a document in a request. Formats with a field for the name require a value."""
+    """Returns a document's name in a request. Formats with a field for the name require a value."""
     return media.name or UNNAMED
 
 
@@ -77,7 +76,7 @@ def data_url(media: Media) -> bytes:
 
 
 def media_caption(results: Sequence[Message]) -> str:
-    """Returns the text before the media of tool results, for formats in which the results cannot contain media."""
+    """Returns the text placed before media from tool results, for formats in which results cannot contain media."""
     shown = [(result.name, media) for result in results for media in result.media]
     if not shown:
         return ""

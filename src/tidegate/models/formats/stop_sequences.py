@@ -1,7 +1,7 @@
-"""Stop sequences that a provider's format cannot send: the gateway cuts the answer at them.
+"""Stop sequences that cannot be sent in a provider's format. The gateway cuts the answer at them.
 
 Text is passed on as it arrives, except for a tail that could be the start of a stop sequence. The first stop sequence
-and everything after it are dropped. Each attempt of a model step has its own cutter.
+and everything after it are dropped. Each attempt at a model step has its own cutter.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class StopCutter:
         self._is_cut = False
 
     def __call__(self, text: str) -> None:
-        """Takes the next piece of the answer's text."""
+        """Processes the next piece of the answer's text."""
         if self._is_cut:
             return
         text = self._held + text
@@ -48,7 +48,7 @@ def _first(text: str, stops: tuple[str, ...]) -> int | None:
 
 
 def _possible_beginning(text: str, stops: tuple[str, ...]) -> int:
-    """Returns the number of characters at the end of the text that may begin a stop sequence."""
+    """Returns the number of characters at the end of the text that may be the beginning of a stop sequence."""
     longest = min(len(text), max(map(len, stops)) - 1)
     tails = (text[len(text) - size :] for size in range(longest, 0, -1))
     return next((len(tail) for tail in tails if any(stop.startswith(tail) for stop in stops)), 0)

@@ -1,8 +1,8 @@
-"""The base class of answers that arrive as a stream of events, for all formats.
+"""The base class for answers that arrive as a stream of events, in any format.
 
-The result is limited in bytes of text and arguments, number of calls, size of an event, and bytes on the wire per byte
-of the answer. If a limit is exceeded, BrokenAnswer says which. Text is passed on in order, once per read from the
-network. Formats receive JSON in which every string is valid Unicode. An answer belongs to one attempt of one model
+There are limits on the bytes of text and arguments, the number of calls, the size of an event, and the bytes on the
+wire per byte of the answer. If one is exceeded, BrokenAnswer says which. Text is passed on in order, once per read from
+the network. Formats receive JSON in which every string is valid Unicode. An answer belongs to one attempt at one model
 step.
 """
 
@@ -18,12 +18,12 @@ from tidegate.values import ToolCall
 
 # More calls than any real answer contains.
 CALLS = 128
-# Wire bytes that a stream may use per byte of answer: about 60 for the smallest pieces in use, doubled.
+# Maximum number of wire bytes per byte of the answer: about 60 for the smallest pieces in use, doubled.
 WIRE_FACTOR = 128
 
 
 class GrowingCall:
-    """A tool call while its arguments arrive. `index` is the provider's number of the call, or None if it has none."""
+    """A tool call whose arguments are arriving. `index` is the call's number as assigned by the provider, or None."""
 
     __slots__ = ("arguments", "id", "index", "name")
 
@@ -51,9 +51,9 @@ class AnswerSize:
 
 
 class StreamedAnswer(ABC):
-    """An answer that arrives as a stream. `shown` is true if text was passed on, `done` if the end mark arrived, and
-    `refused` if the text is a refusal. A format implements `event` for one event of a stream and `one_piece` for a
-    complete body."""
+    """An answer that arrives as a stream. `shown` is true if text has been passed on, `done` if the end mark has
+    arrived, and `refused` if the text is a refusal. A format implements `event` for one event of a stream and
+    `one_piece` for a complete body."""
 
     __slots__ = (
         "_event_bytes",
@@ -78,7 +78,7 @@ class StreamedAnswer(ABC):
         self.count_bytes = AnswerSize(limit)
         self._wire = 0
         self._is_intact = True
-        """True if everything received so far is plain ASCII without escapes, which needs no repair."""
+        """True if everything received so far is plain ASCII without escapes and needs no repair."""
         self.text: list[str] = []
         self.calls: list[GrowingCall] = []
         self.done = False
@@ -91,7 +91,7 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def event(self, data: bytes) -> None:
-        """Parses the data of one event."""
+        """Parses one event's data."""
 
     @abstractmethod
     def one_piece(self, body: bytes) -> None:
@@ -112,8 +112,8 @@ class StreamedAnswer(ABC):
             self._take(events)
 
     def end(self) -> None:
-        """Handles the end of the stream. A last event that lacks its empty line is parsed; an event that was cut off is
-        ignored."""
+        """Called at the end of the stream. A last event that lacks its empty line is parsed; an event that was cut off
+        is ignored."""
         if not self.done and (events := self._events.finish()):
             try:
                 self._take(events)
@@ -144,7 +144,7 @@ class StreamedAnswer(ABC):
         if len(self.text) > fresh:
             self.shown = True
             text = "".join(self.text[fresh:])
-            self.text[fresh:] = (text,)  # one object instead of many small pieces, the same that is passed on
+            self.text[fresh:] = (text,)  # one object instead of many small pieces; the same object is passed on
             self._on_text(text)
 
     # -- for the formats --
@@ -180,8 +180,8 @@ def raw_value(raw: msgspec.Raw) -> bytes:
 
 
 def finish_reason_of(finish: str, *, calls: bool, refused: bool = False) -> str:
-    """Returns the finish reason of a message. It is corrected if the message contains calls, or a refusal that was
-    marked as "stop"."""
+    """Returns a message's finish reason, corrected if the message contains calls, or a refusal that was marked as
+    "stop"."""
     if refused and finish == "stop":
         return "content_filter"
     if calls and finish == "stop":

@@ -1,12 +1,12 @@
-"""Token counts: those that providers report, checked for plausibility, and estimates.
+"""Token counts: estimates, and counts reported by providers, which are checked for plausibility.
 
-A missing count is estimated. So is an implausible one: a value that is not a number, or that exceeds both the model's
-window and the counted bytes (sent for input, received for output). Parts of a count (cached, written, reasoning) that
+Missing counts are estimated, and so are implausible ones: values that are not numbers, or that exceed both the model's
+window and the number of bytes (sent for input, received for output). Parts of a count (cached, written, reasoning) that
 exceed the total are dropped. Estimated usage is marked as such, and implausible counts are logged, so one wrong figure
 neither fails an answer nor uses up a budget.
 
-Estimates need no tokenizer. They are based on the provider's earlier counts and, before the first count, on the rate of
-usual prose.
+Estimates need no tokenizer. They are based on the provider's earlier counts or, before the first count, on the rate for
+typical prose.
 """
 
 import json
@@ -20,23 +20,23 @@ from tidegate.models.catalog.facts import Facts
 from tidegate.values import Usage
 
 TOKENS = 10**9
-"""A number of tokens that no request or answer has. It replaces larger numbers and values that are not numbers, and is
-never plausible. The store can still add up many such values."""
+"""A number of tokens that no request or answer reaches. It replaces larger numbers and values that are not numbers, and
+is never plausible. The store can still add up many such values."""
 
 USAGE_BYTES = 16 * 1024
-"""The largest usage object that is decoded, in bytes. It is ten times the size of the largest in use."""
+"""Maximum size of a usage object that is decoded, in bytes: ten times the size of the largest in use."""
 
 TOKENS_PER_BYTE = 0.25
 """The initial estimate of tokens per byte. Tokenizers produce 0.2 to 0.35 for prose, code and JSON, so the first
-estimate is off by less than a third. In other scripts it can be off by half. After four counts a fifth of that error is
-left."""
+estimate is off by less than a third. For other scripts, it can be off by half. After four counts, a fifth of that error
+is left."""
 
 WEIGHT = 0.2
-"""The weight of a new count. About ten requests are enough to follow a change of language, and one unusual request
-changes little. The first few counts have a higher weight, so that the initial estimate is replaced soon."""
+"""The weight of a new count. About ten requests are enough to adapt to a change of language, while a single unusual
+request has little effect. The first few counts have a higher weight, so that the initial estimate is replaced soon."""
 
 LEAST_BYTES = 512
-"""The smallest request to learn from, in bytes. In a shorter request, the provider's own framing makes up most of the
+"""The smallest request to learn from, in bytes. In shorter requests, the provider's own framing makes up most of the
 count."""
 
 _BOUNDS = (1 / 16, 2.0)
@@ -55,7 +55,7 @@ class ReportedUsage:
         self._fields: Any = _decode(raw)
 
     def update(self, other: "ReportedUsage") -> None:
-        """Applies the counts of a later report. Counts that are missing from it stay unchanged."""
+        """Applies the counts from a later report. Counts missing from it stay unchanged."""
         if isinstance(self._fields, dict) and isinstance(other._fields, dict):
             self._fields.update({name: value for name, value in other._fields.items() if value is not None})
         else:
@@ -78,7 +78,7 @@ class ReportedUsage:
 
 
 def _decode(raw: bytes) -> Any:
-    """Decodes with msgspec, or with `json`, which accepts numbers that are out of msgspec's range."""
+    """Decodes with msgspec or, for numbers out of msgspec's range, with `json`."""
     if len(raw) > USAGE_BYTES:
         return ""
     try:
@@ -105,7 +105,8 @@ class CountedModel(Protocol):
 
 
 def checked_usage(model: CountedModel, reported: Usage | None, *, asked: int, received: int) -> Usage:
-    """Returns the usage to charge for an answer. `asked` and `received` are the bytes of the request and the answer."""
+    """Returns the usage to charge for an answer. `asked` and `received` are the sizes of the request and the answer in
+    bytes."""
     usage = reported or Usage()
     wrong: list[str] = []
 
@@ -144,10 +145,10 @@ def checked_usage(model: CountedModel, reported: Usage | None, *, asked: int, re
 
 
 class TokenEstimate:
-    """The tokens per byte of one configured model, learnt from the provider's counts.
+    """One configured model's tokens per byte, learnt from the provider's counts.
 
-    An estimate is wrong only to the extent that the text differs from earlier requests. The mean of tokens per byte is
-    unbiased for mixed text; a mean of bytes per token would overestimate the space that is left.
+    An estimate is off only to the extent that the text differs from earlier requests. The mean of tokens per byte is
+    unbiased for mixed text; a mean of bytes per token would overestimate the remaining space.
     """
 
     __slots__ = ("_counts", "_tokens_per_byte")
@@ -172,6 +173,6 @@ class TokenEstimate:
 
     @staticmethod
     def is_plausible(size: int, tokens: int) -> bool:
-        """True if `tokens` can be the count of a request of `size` bytes."""
+        """True if `tokens` is a plausible count for a request of `size` bytes."""
         low, high = _BOUNDS
         return size >= LEAST_BYTES and low <= tokens / size <= high

@@ -1,7 +1,7 @@
 """Cooldowns of keys and models after failures, such as an exhausted quota or an endpoint that is down.
 
-A cooldown has a reason and an end. No cooldown is longer than `LONGEST_COOLDOWN`, even if the clock is set back
-meanwhile. There are at most as many entries as keys and models in the configuration. The clock is a parameter, so that
+A cooldown has a reason and an end. No cooldown is longer than `LONGEST_COOLDOWN`, even if the clock is set back in the
+meantime. There are at most as many entries as keys and models in the configuration. The clock is a parameter, so that
 tests do not wait.
 """
 
@@ -15,17 +15,17 @@ COOLDOWN_SECONDS: dict[ModelKind, float] = {
     "overloaded": 60.0,
     "network": 60.0,
     "timeout": 60.0,
-    "quota": 600.0,  # for these two a person must act, which may happen at any time
+    "quota": 600.0,  # for these two, a person must act, which may happen at any time
     "authorisation": 600.0,
 }
-"""The length of a cooldown by kind of failure, unless the endpoint asks for another length. Other kinds are caused by
-the conversation and start no cooldown."""
+"""The length of a cooldown by kind of failure, unless the endpoint asks for another length. Other kinds of failures are
+caused by the conversation and start no cooldown."""
 
 SHORTEST_COOLDOWN = 1.0
-"""The minimum length of a cooldown in seconds, even if the endpoint asks for less."""
+"""Minimum length of a cooldown in seconds, even if the endpoint asks for less."""
 
 LONGEST_COOLDOWN = 24 * 3600.0
-"""The maximum length of a cooldown in seconds, even if the endpoint asks for more."""
+"""Maximum length of a cooldown in seconds, even if the endpoint asks for more."""
 
 
 class Cooldown(NamedTuple):
@@ -49,11 +49,11 @@ class Cooldowns:
         return seconds
 
     def end(self, name: str) -> None:
-        """Ends a cooldown early, because a request succeeded."""
+        """Ends a cooldown early because a request has succeeded."""
         self._cooldowns.pop(name, None)
 
     def of(self, name: str) -> Cooldown | None:
-        """Returns the cooldown of a key or model, or None if there is no current cooldown."""
+        """Returns the current cooldown of a key or model, or None if there is none."""
         cooldown = self._cooldowns.get(name)
         if cooldown is not None and not 0 < cooldown.until - self._clock() <= LONGEST_COOLDOWN:
             del self._cooldowns[name]

@@ -1,10 +1,10 @@
 """One endpoint of a configured model: its address, keys, deadlines, retries and failures.
 
-Every wait has a deadline (connect, first byte, silence within a response). Every failure of the endpoint becomes a
-ModelFailed. A failed attempt is retried if the failure allows it. If another key is available, it is tried immediately;
-each key is tried at most once. A cancelled call closes its connection before it returns.
+Every wait has a deadline (for the connection, the first byte, and pauses within a response). Every endpoint failure
+becomes a ModelFailed. A failed attempt is retried according to the policy. If another key is available, it is tried
+immediately; each key is tried at most once. A cancelled call closes its connection before it returns.
 
-Between calls an endpoint holds only the cooldowns of its keys and its failure counts.
+Between calls, an endpoint holds only its keys' cooldowns and its failure counts.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tidegate.security import Secret
 
 T = TypeVar("T")
 
-# After the end mark, the rest of the response has usually arrived. A short wait for it saves a connection.
+# After the end mark, the rest of the response has usually arrived already. Waiting briefly for it saves a connection.
 DRAIN_SECONDS = 0.25
 USER_AGENT = "tidegate"
 
@@ -50,7 +50,7 @@ class EndpointSettings(Protocol):
 
 
 class ModelEndpoint:
-    """Keys and header values are held in clear text, because they are sent from here."""
+    """Keys and header values are kept in plain text because they are sent from here."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class ModelEndpoint:
             except ModelFailed as failure:
                 self.failed_requests[failure.kind] += 1
                 allowed = may_retry is None or may_retry(failure)
-                # Count rotations, because a key may become available again while others are tried.
+                # Count rotations, because a key may become available again while other keys are tried.
                 rotates = self.keys.failed(key, failure) and rotations < len(self.keys.keys) - 1
                 pause = 0.0 if rotates else self.retry_policy.pause(failure, attempts)
                 if pause is None or not (rotates or attempts < self._retries) or not allowed:
@@ -175,7 +175,7 @@ def json_headers(own: Mapping[str, str], accept: str = "application/json") -> di
     return {
         "Content-Type": "application/json",
         "Accept": accept,
-        # Compression of a token stream costs more than it saves.
+        # Compressing a token stream costs more than it saves.
         "Accept-Encoding": "identity",
         "User-Agent": USER_AGENT,
         **own,
@@ -183,8 +183,8 @@ def json_headers(own: Mapping[str, str], accept: str = "application/json") -> di
 
 
 def merged(own: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers of a request. A configured header replaces the built-in header of the same name, regardless
-    of case."""
+    """Returns a request's headers. A configured header replaces the built-in header of the same name, regardless of
+    case."""
     headers = dict(own)
     named = {name.lower(): name for name in headers}
     for name, value in configured.items():
@@ -203,7 +203,7 @@ async def read_bounded(response: IncomingResponse, limit: int) -> bytes:
 
 
 async def complaint(response: IncomingResponse) -> bytes:
-    """Returns the body of an error, or none if it cannot be decoded; the error is then classified by its status."""
+    """Returns an error's body, or an empty one if it cannot be decoded; the error is then classified by its status."""
     try:
         return await read_bounded(response, ERROR_BODY_BYTES)
     except ConnectionFailed as failure:

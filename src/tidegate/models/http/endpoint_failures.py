@@ -1,8 +1,8 @@
-"""Failures of a model's endpoint, mapped to ModelFailed.
+"""Failures of model endpoints, mapped to ModelFailed.
 
-Every failure has one of ten kinds, which decides how it is handled. Every message explains in one or two sentences what
-happened and what to do. The endpoint's own message is quoted on one line, shortened and without credentials. Pure
-functions.
+Every failure is of one of ten kinds, which determines how it is handled. Every message explains in one or two sentences
+what happened and what to do. The endpoint's own message is quoted on one line, shortened and without credentials. All
+functions are pure.
 """
 
 import re
@@ -13,14 +13,14 @@ from tidegate.http_client import ConnectionFailed
 from tidegate.models.http import error_body
 from tidegate.models.http.refused_field import REFUSED_STATUS
 
-# Enough to recognise a provider's error message, and short enough for a chat message.
+# Enough to recognise a provider's error message, yet short enough for a chat message.
 QUOTE_CHARACTERS = 300
-# The most that is read of an error body.
+# Maximum number of bytes read from an error body.
 ERROR_BODY_BYTES = 65536
 # How long to wait for a free connection in our own pool.
 CROWDED_SECONDS = 1.0
-# The part of an error message that is matched against patterns. If the message quotes the conversation, the error
-# itself comes first.
+# The length of the part of an error message that is matched against patterns. If the message quotes the conversation,
+# the error itself comes first.
 JUDGED_CHARACTERS = 600
 
 _CONTEXT = re.compile(
@@ -55,9 +55,9 @@ _UNREAD = re.compile(
     r"(?i)\bPDF\b|\bfile_data\b|content\[\]\.type|support (for )?(file|document)"
     r"|(part type|value|tag|variant):? ['\"`]?(file|input_file|document)\b"
 )
-"""Matches errors about a document that is damaged, locked or too long, and errors of endpoints that accept no
+"""Matches errors about documents that are damaged, locked or too long, and errors from endpoints that do not accept
 documents."""
-# Clients recognise the second sentence, which begins like that of OpenAI's service.
+# Clients recognise the second sentence, which begins like that of OpenAI's own message.
 _TOO_LONG = (
     "the prompt is too long for the model's context length{status}. Input tokens exceed the configured limit; start a "
     "new conversation or shorten it."
@@ -79,12 +79,12 @@ _STATUS_OF = (
     (re.compile(r"(?i)overloaded|server_error|api_error|unavailable|internal"), 503),
     (re.compile(r"(?i)invalid|bad_?request|context_length|content_(filter|policy)|unsupported"), 400),
 )
-"""Patterns for the type or code of an error inside a stream, with the corresponding HTTP status. Unknown errors count
-as a failing server (503)."""
+"""Patterns for the type or code of an error inside a stream, with the corresponding HTTP status. Unknown errors are
+treated as a server failure (503)."""
 
 
 class FailureMapper:
-    """Creates the ModelFailed errors of one configured model. `redact` removes its credentials from quoted text."""
+    """Creates the ModelFailed errors for one configured model. `redact` removes its credentials from quoted text."""
 
     def __init__(self, name: str, address: str, redact: Callable[[str], str]) -> None:
         self._name = name
@@ -132,8 +132,8 @@ class FailureMapper:
         now: float,
         field_of: Callable[[str, str], str | None] = lambda _param, _said: None,
     ) -> ModelFailed:
-        """Returns the failure for an HTTP status. `field_of` takes the endpoint's name for the field that it refused,
-        and the endpoint's message. It returns the name of that field in the caller's request."""
+        """Returns the failure for an HTTP status. `field_of` takes the endpoint's name for the refused field, and the
+        endpoint's message, and returns the field's name in the caller's request."""
         error = error_body.read(body)
         retry_after = error_body.retry_after_of(headers, now)
         kind, retryable, what = _judge(status, error)
@@ -175,10 +175,10 @@ class FailureMapper:
         )
 
     def of_connection(self, failure: ConnectionFailed, *, begun: bool) -> ModelFailed:
-        """Returns the failure for a connection problem. `begun` is true if part of the answer had already arrived."""
+        """Returns the failure for a connection problem. `begun` is true if part of the answer has already arrived."""
         where = self._address
         if failure.proxy:
-            what = f"the proxy on the way to {where} made no connection; check `proxy` and the proxy itself."
+            what = f"the proxy could not connect to {where}; check `proxy` and the proxy itself."
             return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
         match failure.trouble:
             case "crowded":
@@ -186,7 +186,7 @@ class FailureMapper:
                     f"all connections to {where} were in use; try again, or raise limits.connections and "
                     "limits.connections_per_host to limits.turns."
                 )
-                # Our own pool is full, so the model's cooldown is no longer than this.
+                # Our own pool is full, so the model's cooldown must not be longer than this.
                 return self.failed(what, kind="overloaded", retryable=True, after=CROWDED_SECONDS)
             case "late":
                 what = f"no connection to {where} within the connect timeout; check base_url and the network."
@@ -201,7 +201,7 @@ class FailureMapper:
                 what = f"the TLS connection to {where} was refused; check base_url and the server's certificate."
                 return self.failed(what, kind="network", retryable=False, endpoint_message=failure.said)
             case "unconnected" | "unknown" | "forbidden":
-                what = f"cannot connect to {where}; check base_url and that the server runs."
+                what = f"cannot connect to {where}; check base_url and that the server is running."
                 return self.failed(what, kind="network", retryable=True, endpoint_message=failure.said)
             case "broken":
                 what = f"the connection to {where} broke{' in the middle of the answer' if begun else ''}; try again."
@@ -212,12 +212,12 @@ class FailureMapper:
 
 
 def refuses_reasoning(text: str) -> bool:
-    """True if the error says that the endpoint does not accept the reasoning blocks of the request."""
+    """True if the error says that the endpoint does not accept the request's reasoning blocks."""
     return _REASONING.search(text) is not None
 
 
 def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, bool, str]:
-    """Returns the kind of the failure, whether a retry may help, and the message. The endpoint's own wording takes
+    """Returns the failure's kind, whether a retry may help, and the message. The endpoint's own wording takes
     precedence over the status, because providers use different statuses for the same error."""
     if status < 500:
         marks = f"{error.marks} {error.message[:JUDGED_CHARACTERS]}"
@@ -237,13 +237,13 @@ def _judge(status: int, error: error_body.EndpointError) -> tuple[ModelKind, boo
 
 
 def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
-    """Returns the same as `_judge` for errors that the request or the account caused, and None for all other errors."""
+    """Returns the same as `_judge` for errors caused by the request or the account, and None for all other errors."""
     if status in (400, 403, 422) and _CONTENT.search(marks):
-        return "content", False, "the endpoint's content rules refused the request{status}; rephrase it."
+        return "content", False, "the endpoint's content policy refused the request{status}; rephrase it."
     if status == 402 or (status in (400, 403, 429) and _QUOTA.search(marks) and not _is_of_a_minute(marks)):
         return "quota", False, "the account has no quota left{status}; top it up or choose another model."
     if status in (401, 403) or _KEY.search(marks):
-        return "authorisation", False, "the endpoint refused the key{status}; check the model's `key` setting."
+        return "authorisation", False, "the endpoint rejected the key{status}; check the model's `key` setting."
     if status != 429 and _CONTEXT.search(marks):
         return (
             "context",
@@ -255,12 +255,12 @@ def _judge_marks(status: int, marks: str) -> tuple[ModelKind, bool, str] | None:
             "invalid",
             False,
             (
-                "the request is larger than the endpoint accepts{status}; send smaller pictures and files, or start a "
+                "the request is too large for the endpoint{status}; send smaller pictures and files, or start a "
                 "new conversation."
             ),
         )
     if status == 429:
-        return "rate", True, "the endpoint limits the rate of requests{status}; wait and try again."
+        return "rate", True, "the endpoint is limiting the request rate{status}; wait and try again."
     if refuses_reasoning(marks):
         return (
             "invalid",

@@ -1,8 +1,8 @@
-"""Error bodies of endpoints, in any of the shapes in use.
+"""Parsing of error bodies from endpoints, in any of the shapes in use.
 
-All functions are pure. Any bytes are parsed to an EndpointError. It contains the message for people, the marks by which
-the error is classified (types, codes and reasons, including those of a provider behind the endpoint), and the requested
-wait, if there is one.
+All functions are pure. Arbitrary bytes can be parsed. The resulting EndpointError contains the message for people, the
+marks that are used to classify the error (types, codes and reasons, including those from a provider behind the
+endpoint), and the requested wait, if any.
 """
 
 import math
@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 MARKS_CHARACTERS = 2000
-"""The maximum number of characters of marks that are kept. It is several times more than any provider sends, and limits
-the time that the classification takes."""
+"""Maximum number of characters of marks that are kept: several times more than any provider sends. It bounds the time
+that the classification takes."""
 
 LISTED = 8
-"""The maximum number of validation errors that are quoted, and of steps in the path to each."""
+"""Maximum number of validation errors to quote, and of steps in the path to each of them."""
 
 PARAM_CHARACTERS = 200
-"""The maximum number of characters of a refused field's name that are kept. None of our fields has a longer name."""
+"""Maximum number of characters of a refused field's name that are kept. None of our fields has a longer name."""
 
 LONGEST_WAIT = 31 * 24 * 3600.0
-"""The longest accepted wait in seconds: the time until a monthly quota is renewed. Longer waits are treated as
-mistakes."""
+"""Longest accepted wait in seconds: the time until a monthly quota is renewed. Longer waits are treated as mistakes."""
 
 _MARKING = ("type", "code", "status", "param")
 _WORDING = ("message", "detail", "msg", "error_description")
@@ -38,12 +37,12 @@ class EndpointError(NamedTuple):
     marks: str = ""
     after: float | None = None
     param: str = ""
-    """The endpoint's name for the refused field of the request; empty if there is none."""
+    """The endpoint's name for the refused field in the request; empty if there is none."""
 
 
 def read(body: bytes) -> EndpointError:
     """Parses an error body. The formats of OpenAI, Anthropic, Gemini, OpenRouter and Azure are supported, as are the
-    simpler ones of local servers. Web pages are not quoted."""
+    simpler ones used by local servers. Web pages are not quoted."""
     try:
         decoded: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -68,7 +67,7 @@ def read(body: bytes) -> EndpointError:
     if isinstance(behind, dict):
         marks.append(_marks(behind))
     metadata = inner.get("metadata")
-    if isinstance(metadata, dict):  # of the provider behind the endpoint
+    if isinstance(metadata, dict):  # from the provider behind the endpoint
         marks += (str(metadata.get(key) or "") for key in ("raw", "reasons", "error_type"))
     after = _wait_in(message)
     for detail in inner["details"] if isinstance(inner.get("details"), list) else ():
@@ -79,7 +78,7 @@ def read(body: bytes) -> EndpointError:
 
 
 def _param(inner: dict[Any, Any]) -> str:
-    """Returns OpenAI's `param`, or the location of FastAPI's first validation error."""
+    """Returns OpenAI's `param`, or the location in FastAPI's first validation error."""
     param, details = inner.get("param"), inner.get("detail")
     if isinstance(param, str):
         return param[:PARAM_CHARACTERS]
@@ -105,8 +104,8 @@ def _listed(details: object) -> str:
 
 
 def retry_after_of(headers: Mapping[str, str], now: float) -> float | None:
-    """Returns the seconds that the endpoint asks the client to wait, from any of the headers in use. Returns None if no
-    header says so."""
+    """Returns the seconds that the endpoint asks the client to wait, from any of the headers in use. Returns None if
+    there is no such header."""
     milliseconds = headers.get("retry-after-ms")
     seconds = headers.get("retry-after")
     try:

@@ -1,7 +1,7 @@
-"""A chat model behind an HTTP endpoint, in any format.
+"""Chat models behind HTTP endpoints, in any format.
 
-The rules of its endpoint apply (`endpoint.py`). A failed attempt is retried if no text was shown, and only once if some
-was shown. Everything received from the failed attempt, shown or not, is then withdrawn.
+The rules of their endpoints apply (`endpoint.py`). A failed attempt is retried if no text has been shown, otherwise
+only once; everything received from the failed attempt, shown or not, is withdrawn first.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class HttpModel:
         on_reset: Callable[[str, int], None],
     ) -> Message:
         body = self.wire.body(prefix, history, call)
-        history = ()  # drop the reference: it may hold media that was loaded for this request alone
+        history = ()  # drop the reference: it may hold media loaded only for this request
         stops = self.wire.unsent_stops(call.stop) if call.stop else ()
         answer: IncomingAnswer
         restarted = False
@@ -109,14 +109,16 @@ class HttpModel:
             if response.content_type == "application/json":
                 answer.whole(await self._read_whole(response))
                 return
-            while not answer.done:
-                received = await response.read()
-                if not received:
-                    answer.end()
-                    break
+
+            def consume(received: bytes) -> bool:
+                nonlocal begun
                 begun = True
                 answer.feed(received)
-                received = b""  # free it: it may be large, and the next piece may take long
+                return answer.done
+
+            await response.deliver(consume)
+            if not answer.done:
+                answer.end()
             if not answer.complete:
                 raise self._cut(response)
             if not response.complete:
@@ -130,7 +132,8 @@ class HttpModel:
                 return
             raise self._failures.of_connection(error, begun=begun) from error
         finally:
-            # Returns a fully read connection to the pool and closes any other, without waiting.
+            # Returns the connection to the pool if the response was read completely; otherwise closes it. Does not
+            # wait.
             response.close()
 
     async def _read_whole(self, response: IncomingResponse) -> bytes:
@@ -144,7 +147,7 @@ class HttpModel:
         if response.content_type != "text/event-stream":
             what = f"the endpoint answered with {response.content_type}, not a completion; check base_url."
             return self._failures.failed(what, kind="protocol", retryable=False, status=response.status)
-        what = "the answer ended in the middle; try again."
+        what = "the answer was cut off in the middle; try again."
         return self._failures.failed(what, kind="network", retryable=True)
 
     def _broken(self, error: BrokenAnswer) -> ModelFailed:
@@ -155,8 +158,8 @@ class HttpModel:
 def signature(
     api: str, base_url: str, model: str, headers: Mapping[str, str], keys: Sequence[str | None], facts: Facts
 ) -> bytes:
-    """Returns a digest of the settings. The length of each part is included, so that different settings never give the
-    same input. Of the facts, only those that change how messages are encoded are included."""
+    """Returns a digest of the settings. The length of each part is included, so that different settings never result in
+    the same input. Facts are included only if they affect how messages are encoded."""
     digest = hashlib.sha256()
     parts = [api, base_url, model, f"{facts.vision:d}{facts.audio:d}"]
     parts += ("" if key is None else "key " + key for key in keys)

@@ -1,11 +1,11 @@
-"""The keys of one endpoint, used one at a time.
+"""An endpoint's keys, used one at a time.
 
 A key is used until the endpoint rejects it or reports that its quota is exhausted or its rate limit reached. The key
 then gets a cooldown, and the next key is used. A provider's prompt cache belongs to a key's account, so keys are
-changed only when necessary. A single key gets no cooldown, because there is no other key to use. Logs name a key by its
-reference, never by its value.
+changed only when necessary. A single key gets no cooldown because there is no other key to use. Logs identify a key by
+its reference, never by its value.
 
-A key ring lives as long as the process. Models of one endpoint that name the same key share its cooldown.
+A key ring lives as long as the process. Models at the same endpoint that use the same key share its cooldown.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ ROTATED = frozenset({"quota", "rate", "authorisation"})
 
 
 class Key(NamedTuple):
-    """A key of an endpoint. `reference` is the value of the setting, such as `env:NAME`. An endpoint without a key has
-    one Key whose secret is None."""
+    """A key for an endpoint. `reference` is the setting's value, such as `env:NAME`. An endpoint without a key has one
+    Key whose secret is None."""
 
     reference: str
     secret: str | None
@@ -39,16 +39,16 @@ class KeyRing:
         self._endpoint = endpoint
 
     def key(self) -> Key:
-        """Returns the first key without a cooldown. If all keys have one, returns the key whose cooldown ends first."""
+        """Returns the first key that is not in cooldown. If all keys are, returns the key whose cooldown ends first."""
         return min(self.keys, key=self._wait)
 
     def worked(self, key: Key) -> None:
         self._cooldowns.end(self._name(key))
 
     def failed(self, key: Key, failure: ModelFailed) -> bool:
-        """Handles a failed request. If the key caused the failure and there are other keys, the cooldown of the key
-        starts. Returns True if another key can be used now. If all keys have a cooldown, sets `failure.retry_after` to
-        the shortest remaining one."""
+        """Handles a failed request. If the key caused the failure and there are other keys, the key's cooldown starts.
+        Returns True if another key can be used now. If all keys are in cooldown, sets `failure.retry_after` to the
+        shortest remaining time."""
         if len(self.keys) == 1 or failure.kind not in ROTATED:
             return False
         seconds = self._cooldowns.begin(self._name(key), failure)
@@ -67,13 +67,13 @@ class KeyRing:
 
     @property
     def in_cooldown(self) -> int:
-        """The number of keys that have a cooldown."""
+        """The number of keys in cooldown."""
         return sum(self._wait(key) > 0 for key in self.keys) if len(self.keys) > 1 else 0
 
     def _wait(self, key: Key) -> float:
         return self._cooldowns.wait(self._name(key))
 
     def _name(self, key: Key) -> str:
-        """Returns the name of a key's cooldown. Cooldowns are per key and endpoint, because another endpoint does not
+        """Returns the name of a key's cooldown. Cooldowns are per key and endpoint, because other endpoints do not
         share the quota."""
         return f"{key.reference} at {self._endpoint}"

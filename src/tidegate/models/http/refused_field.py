@@ -1,9 +1,9 @@
 """The field of a caller's request that an endpoint refused.
 
 A provider reports an invalid value under its own format's name for the field: `text.format.schema` or
-`output_config.format.schema` for `response_format`, or `tools.3.input_schema` for an entry of `tools`. The functions
-here return the caller's name, and only for fields that the caller has set: the gateway wrote the rest of the request,
-so errors there are not the caller's. Pure functions.
+`output_config.format.schema` for `response_format`, or `tools.3.input_schema` for an entry of `tools`. The functions in
+this module return the caller's name for the field, and only if the caller has set it: the rest of the request was
+written by the gateway, so errors there are not the caller's. All functions are pure.
 """
 
 import re
@@ -25,19 +25,19 @@ _NAMES = {
     "logprobs": "top_logprobs",
     "safety_identifier": "user",
 }
-"""Providers' names of fields that have another name in `Call`, with the name in `Call`."""
+"""Providers' names for fields that have another name in `Call`, with the name in `Call`."""
 
 _PATH = re.compile(r"[`'\"]?([a-z_]+)((?:[.\[][\w\]]+)*)")
 _QUOTED = re.compile(r"[`'\"](?:\$\.)?([a-z_]{3,64})((?:[.\[][\w\]]{1,64}){0,8})[`'\"]")
 _BEGINNING = re.compile(r"([a-z_]{1,64})((?:\.\w{1,64}){0,8})(?:: | must be )")
 _NO_JSON_WORD = re.compile(r"(?i)contain the word ['\"]?json")
-"""Matches the error of providers that refuse `json_object` unless a message mentions JSON."""
+"""Matches the error from providers that refuse `json_object` unless a message mentions JSON."""
 _INDEX = re.compile(r"\d{1,6}")
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def caller_field(param: str, message: str, prefix: EncodedPrefix, call: Call) -> str | None:
-    """Returns the caller's field that an endpoint refused. It is found in the `param` of the error, or otherwise in the
+    """Returns the caller's field that an endpoint has refused, as found in the error's `param` or, failing that, in its
     message."""
     if call.response_format and _NO_JSON_WORD.search(message):
         return "response_format"
@@ -71,7 +71,7 @@ def _set_fields(call: Call) -> set[str]:
 
 
 def _is_callers_tool(path: str, prefix: EncodedPrefix) -> bool:
-    """True if the index in the path is one of the caller's tools, which follow the agent's own tools."""
+    """True if the index in the path refers to one of the caller's tools, which follow the agent's own tools."""
     found = _INDEX.search(path)
     if not prefix.caller_tools or found is None:
         return False

@@ -1,4 +1,4 @@
-"""The retry policy. It determines whether a failed request is retried, and after how long.
+"""The retry policy: whether a failed request is retried, and after how long.
 
 Pauses grow exponentially with random jitter, so that many callers do not retry simultaneously. They are never shorter
 than the endpoint's Retry-After; if that exceeds `LONGEST_RETRY_AFTER`, the request is not retried. Sleep, randomness
@@ -16,13 +16,13 @@ from tidegate.errors import ModelFailed
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 8.0
-# Beyond this a person would rather see the failure than wait. The failure carries the endpoint's Retry-After.
+# If the wait were longer than this, a person would rather see the failure, which carries the endpoint's Retry-After.
 LONGEST_RETRY_AFTER = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The policy by which failed requests are retried. `clock` is wall time, because Retry-After may be a date."""
+    """The policy for retrying failed requests. `clock` is wall time, because Retry-After may be a date."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     chance: Callable[[], float] = random.random

@@ -1,13 +1,13 @@
 """A parser for server-sent events, on bytes.
 
-The events are the same wherever the network splits the stream. Lines and events are bounded. Comments, empty events and
-fields other than `data` are ignored. The parser holds at most one unfinished event, and its running time is
+The events are the same wherever the network splits the stream. The size of lines and events is bounded. Comments, empty
+events and fields other than `data` are ignored. The parser holds at most one unfinished event, and its running time is
 linear in the number of bytes, however small the pieces are.
 """
 
-# One chunk of a model's answer is a few hundred bytes; complete tool arguments may arrive in one.
+# A chunk of a model's answer has a few hundred bytes, but may contain complete tool arguments.
 EVENT_BYTES = 1024 * 1024
-# May start a stream; ignored.
+# A stream may start with this; ignored.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -16,7 +16,7 @@ class EventTooLarge(Exception):
 
 
 class EventParser:
-    """Parses a stream of server-sent events. `feed` takes the bytes as they arrive and returns the data of each event
+    """Parses a stream of server-sent events. `feed` takes bytes as they arrive and returns the data of each event that
     they complete."""
 
     __slots__ = ("_data", "_limit", "_opened", "_size", "_tail")
@@ -30,7 +30,7 @@ class EventParser:
 
     def feed(self, received: bytes) -> list[bytes]:
         lines = received.split(b"\n")
-        if len(lines) > 1 and self._tail:  # joined once, however many pieces the line arrived in
+        if len(lines) > 1 and self._tail:  # joined only once, however many pieces the line arrived in
             lines[0] = bytes(self._tail + lines[0])
             self._tail.clear()
         if tail := lines.pop():
@@ -57,11 +57,11 @@ class EventParser:
         return events
 
     def _keep(self, value: bytes) -> None:
-        self._size += len(value) + 1  # with the line feed before the next line
+        self._size += len(value) + 1  # including the line feed before the next line
         if self._size > self._limit:
             raise EventTooLarge
         self._data.append(value)
 
     def finish(self) -> list[bytes]:
-        """Returns the events that are completed by the end of the stream. Some servers omit the last empty line."""
+        """Returns the events completed by the end of the stream. Some servers omit the last empty line."""
         return self.feed(b"\n\n")

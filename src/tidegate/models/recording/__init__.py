@@ -1,7 +1,7 @@
-"""Recordings of model traffic: written without secrets, and replayed in place of the network.
+"""Recordings of model traffic, which are written without secrets and replayed in place of the network.
 
-This package is separate from `tidegate.models`, so that only a gateway that records or replays loads it. `check` tests
-if a recording can be started at a path.
+This package is separate from `tidegate.models` so that it is loaded only by gateways that record or replay. `check`
+tests whether a recording can be started at a path.
 """
 
 from tidegate.models.recording.recorder import TransportRecorder

@@ -1,7 +1,7 @@
-"""The differences between two requests.
+"""Differences between two requests.
 
-The first difference is described by its path in the JSON and an excerpt of each request. All differences are counted,
-so that the nearest of many requests can be chosen. Pure functions.
+The first difference is described by its path in the JSON and an excerpt from each request. All differences are counted,
+to find the nearest of many requests. All functions are pure.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 SHOWN = 60
-"""The length of each excerpt in characters: enough to recognise a date or a word."""
+"""Length of each excerpt in characters: enough to recognise a date or a word."""
 BEFORE = 15
-"""The number of characters in an excerpt that come before the difference."""
+"""Number of characters in an excerpt before the difference."""
 
 
 class Difference(NamedTuple):

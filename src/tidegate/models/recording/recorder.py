@@ -1,6 +1,6 @@
-"""A transport that records model traffic while it passes through.
+"""A transport that records the model traffic passing through it.
 
-Requests and answers are never affected, even if the file cannot be written. Every exchange is written when it starts
+Requests and answers are never affected, even if the file cannot be written. Each exchange is recorded when it starts
 and again when it ends, successfully or not. Secrets are removed before anything reaches the disk. The recorder owns its
 file while it is entered; the underlying transport belongs to the caller.
 """
@@ -13,7 +13,15 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from tidegate.http_client import ConnectionFailed, IncomingResponse, Lease, Target, Timeouts, Transport
+from tidegate.http_client import (
+    ConnectionFailed,
+    DeliveryByReading,
+    IncomingResponse,
+    Lease,
+    Target,
+    Timeouts,
+    Transport,
+)
 from tidegate.models.recording.recording_file import (
     BODY_BYTES,
     FILE_BYTES,
@@ -31,8 +39,8 @@ from tidegate.status_report import RecorderStatus
 
 
 class TransportRecorder:
-    """Records the traffic of another transport. `referred` has the lower-case names of headers whose values are secret
-    references in the settings."""
+    """Records the traffic of another transport. `referred` contains the lower-case names of headers whose values are
+    references to secrets in the settings."""
 
     def __init__(
         self,
@@ -90,7 +98,7 @@ class TransportRecorder:
         return _Recorded(response, exchange)
 
     def _asked(self, number: int, when: str, target: Target, body: Sequence[bytes], size: int) -> RecordedRequest:
-        """Returns the line of a request. Runs in the writer's thread."""
+        """Returns the line for a request. Runs in the writer's thread."""
         origin, path, headers = redacted_head(target, self._referred, self._redactor)
         content = redacted_body(b"".join(body), self._redactor)
         left_out = size if size > self._body_bytes else 0
@@ -126,7 +134,7 @@ class _Exchange:
         return round(1000 * (time.monotonic() - self._began))
 
     def take(self, data: bytes) -> None:
-        """Records a piece of the body. Once one piece is left out, all later pieces are left out as well."""
+        """Records a piece of the body. Once a piece has been left out, all later pieces are left out as well."""
         if self._ended or self._writer.stopped is not None:
             return
         if self._left_out or self._held + len(data) > self._most:
@@ -136,7 +144,7 @@ class _Exchange:
         self._held += len(data)
 
     def end(self, end: End, said: str = "", response: IncomingResponse | None = None) -> None:
-        """Writes the line of the answer. Calls after the first have no effect."""
+        """Writes the line for the answer. Only the first call has an effect."""
         if self._ended:
             return
         self._ended = True
@@ -150,7 +158,7 @@ class _Exchange:
             told, missing = pieces, left_out
             try:
                 stripped = redacted_pieces([data for _, data in told], redactor, cut=end != "complete" or missing > 0)
-            except RecursionError:  # it cannot be searched for secrets, so it is not written
+            except RecursionError:  # the body cannot be searched for secrets, so it is not written
                 told, stripped, missing = [], [], missing + sum(len(data) for _, data in told)
             return RecordedAnswer(
                 id=number,
@@ -166,7 +174,7 @@ class _Exchange:
         self._writer.write(make, self._held)
 
 
-class _Recorded:
+class _Recorded(DeliveryByReading):
     """A wrapper around a response that records what is read from it."""
 
     def __init__(self, response: IncomingResponse, exchange: _Exchange) -> None:

@@ -1,9 +1,9 @@
 """The file format of a recording: JSON lines with a header line.
 
-A recording can be read back exactly, with the same pieces and the same bytes. A truncated file, as after a kill, is
-readable up to its last complete line. A file that is not a recording, or has a newer format, is refused with one
-sentence. Each exchange has two lines, one when it starts and one when it ends, so requests without an answer are
-recorded too.
+A recording can be read back exactly, with the same pieces and the same bytes. A truncated file, for example after a
+kill, is readable up to its last complete line. A file that is not a recording, or has a newer format, is refused with a
+one-sentence error. Each exchange has two lines, one when it starts and one when it ends, so requests without an answer
+are recorded too.
 """
 
 import base64
@@ -24,20 +24,20 @@ from tidegate.http_client import Trouble
 VERSION = 1
 MiB = 1024 * 1024
 BODY_BYTES = 8 * MiB
-"""The maximum size of a recorded request or answer in bytes. It is larger than a context window of text. Larger bodies
+"""Maximum size of a recorded request or answer in bytes: larger than a context window full of text. Larger bodies
 contain pictures or are mistakes."""
 FILE_BYTES = 256 * MiB
-"""The maximum size of the file in bytes. Usual traffic needs less, and a file of this size is no burden for a disk."""
+"""Maximum size of the file in bytes. Typical traffic needs less, and a file of this size is no burden for a disk."""
 LINE_BYTES = 8 * BODY_BYTES
-"""The maximum length of a line in bytes. A byte of a body takes at most six in JSON; the rest is for headers."""
+"""Maximum length of a line in bytes. A byte of a body takes up to six bytes in JSON; the rest is for headers."""
 HOLDS = (
     "The requests that a Tidegate gateway sent to its models and what they answered, conversations included; keys and "
     "other known secrets are replaced by [hidden]."
 )
 
 End = Literal[Trouble, "complete", "left"]
-"""How an exchange ended. `complete`: the answer is complete. `left`: the caller left before the answer was complete.
-Otherwise it is the kind of failure."""
+"""How an exchange ended. `complete`: the answer is complete. `left`: the caller stopped reading before the answer was
+complete. Anything else is the kind of failure."""
 
 
 class RecordingHead(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class RecordingHead(msgspec.Struct, frozen=True):
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="asked"):
-    """A request. If the body is too long, it is omitted; `left_out` is then its size and `digest` its digest."""
+    """A request. If the body is too long, it is omitted, and `left_out` and `digest` are its size and digest."""
 
     id: int
     time: str
@@ -65,8 +65,8 @@ class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field
 
 
 class RecordedPiece(msgspec.Struct, frozen=True, array_like=True):
-    """The bytes of one read, which arrived `after` milliseconds from the request. They are in base64 if they are not
-    valid text, as when a character was split."""
+    """The bytes of one read, which arrived `after` milliseconds after the request. They are base64-encoded if they are
+    not valid text, for example because a character was split."""
 
     after: int
     data: str
@@ -85,8 +85,8 @@ class RecordedPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="event", tag="answered"):
-    """The answer to a request, written when it ends. Status 0 means that no answer started. `left_out` is the number of
-    bytes after the pieces that were not recorded."""
+    """The answer to a request, written when it ends. Status 0 means that no answer arrived. `left_out` is the number of
+    bytes after these pieces that were not recorded."""
 
     id: int
     after: int
@@ -109,7 +109,7 @@ _events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 class PlacedEvent(NamedTuple):
-    """An event and the position of its line in the file."""
+    """An event and its line's position in the file."""
 
     start: int
     size: int
@@ -129,13 +129,13 @@ def line(event: Event | RecordingHead) -> bytes:
 
 
 def digest(body: Any) -> str:
-    """Returns a digest that is equal for requests with equal JSON, in any formatting."""
+    """Returns a digest that is equal for requests with equal JSON, however formatted."""
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
 
 def events(path: Path) -> Iterator[PlacedEvent]:
-    """Yields the events of the file in order. A last line without a line feed is ignored, because the gateway was
-    killed while writing it. Blocks."""
+    """Yields the file's events in order. A last line without a line feed is ignored because the gateway was killed
+    while writing it. Blocks the calling thread."""
     with _opened(path) as file:
         first = file.readline(LINE_BYTES)
         _check_opening(path, first)
@@ -151,7 +151,7 @@ def events(path: Path) -> Iterator[PlacedEvent]:
 
 
 def event_at(path: Path, start: int, size: int) -> Event:
-    """Returns the event at a position that `events` returned. Blocks."""
+    """Returns the event at a position returned by `events`. Blocks the calling thread."""
     with _opened(path) as file:
         file.seek(start)
         return _decoded(path, file.read(size), f"the line at byte {start}")
@@ -164,11 +164,9 @@ def _opened(path: Path) -> IO[bytes]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise Misconfigured(f"{path} is not a file; name one that `tidegate up --record` has written.")
+            raise Misconfigured(f"{path} is not a file; name a file written by `tidegate up --record`.")
         if found.st_size > FILE_BYTES:
-            raise Misconfigured(
-                f"{path} is larger than any recording; name one that `tidegate up --record` has written."
-            )
+            raise Misconfigured(f"{path} is larger than any recording; name a file written by `tidegate up --record`.")
         return os.fdopen(descriptor, "rb")
     except OSError as error:
         raise Misconfigured(f"The recording {path} cannot be read ({error.strerror}); name another.") from None
@@ -179,7 +177,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _check_opening(path: Path, first: bytes) -> None:
     if not first:
-        raise Misconfigured(f"{path} is empty; name a file that `tidegate up --record` has written.")
+        raise Misconfigured(f"{path} is empty; name a file written by `tidegate up --record`.")
     try:
         # For a newer format, only its version can be read.
         found = msgspec.json.decode(first, type=dict[str, Any])
@@ -187,7 +185,7 @@ def _check_opening(path: Path, first: bytes) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         version = None
     if not isinstance(version, int):
-        raise Misconfigured(f"{path} is not a recording; name a file that `tidegate up --record` has written.")
+        raise Misconfigured(f"{path} is not a recording; name a file written by `tidegate up --record`.")
     if version > VERSION:
         raise Misconfigured(
             f"{path} was recorded by a newer Tidegate (format {version}, here {VERSION}); replay it with that version."

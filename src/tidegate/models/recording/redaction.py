@@ -1,9 +1,9 @@
 """Removal of secrets from recorded requests and answers.
 
-Headers with credentials lose their values. No secret that the redactor knows remains in a request or an answer, even if
-a model writes the secret across several events, the network splits it, or a stream breaks off in the middle of it. The
-result is as valid as before: JSON stays JSON, events stay events, and the number of pieces stays the same. All
-functions are pure. They take longer for larger input, so they are called in threads.
+The values of headers with credentials are removed. No secret that the redactor knows remains in a request or answer,
+even if a model writes the secret across several events, the network splits it, or a stream breaks off in the middle of
+it. Validity is preserved: JSON stays JSON, events stay events, and the number of pieces stays the same. All functions
+are pure. They take longer for larger input, so they are called in threads.
 """
 
 import re
@@ -19,7 +19,7 @@ from tidegate.security import HIDDEN, Redactor
 
 PATH_SAFE = "/%:@!$&'()*+,;=~"
 _OF_AN_ACCOUNT = re.compile(r"(?i)cookie|auth|api-?key|secret|organization|project")
-"""Matches response headers about the account, which no reader of a recording needs."""
+"""Matches response headers with account information, which readers of a recording do not need."""
 _PLACES = ("index", "output_index", "content_index", "summary_index")
 """Fields by which the formats distinguish parts that grow in parallel in one stream."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -32,7 +32,7 @@ class Head(NamedTuple):
 
 
 def redacted_head(target: Target, referred: Collection[str], redactor: Redactor) -> Head:
-    """Returns the head of a request without secrets. `referred` has the lower-case names of headers whose values are
+    """Returns a request's head without secrets. `referred` contains the lower-case names of headers whose values are
     always secret."""
     parts = urlsplit(target.url)
     headers: dict[str, str] = {}
@@ -43,12 +43,12 @@ def redacted_head(target: Target, referred: Collection[str], redactor: Redactor)
 
 
 def redacted_headers(headers: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
-    """Returns the headers of a response without secrets."""
+    """Returns a response's headers without secrets."""
     return {name: redactor.text(value) for name, value in headers.items() if not _OF_AN_ACCOUNT.search(name)}
 
 
 def redacted_body(body: bytes, redactor: Redactor) -> Any:
-    """Returns the body of a request without secrets: its JSON, or its text if it is not JSON."""
+    """Returns a request's body without secrets: its JSON, or its text if it is not JSON."""
     try:
         return redacted_value(msgspec.json.decode(body), redactor)
     except _UNREADABLE:
@@ -60,8 +60,8 @@ def redacted_value(value: Any, redactor: Redactor) -> Any:
 
 
 def redacted_pieces(pieces: Sequence[bytes], redactor: Redactor, *, cut: bool) -> list[bytes]:
-    """Returns the pieces of an answer without secrets. `cut` is true if the answer is incomplete, so that its end may
-    be the start of a secret."""
+    """Returns an answer's pieces without secrets. `cut` is true if the answer is incomplete, so its end may be the
+    beginning of a secret."""
     edits = list(_edits(b"".join(pieces), redactor, cut))
     return list(pieces) if not edits else list(_applied(pieces, edits))
 
@@ -88,7 +88,7 @@ def _of_documents(
     whole: bytes, documents: Sequence[tuple[int, int]], redactor: Redactor, cut: bool
 ) -> Iterator[tuple[int, int, bytes]]:
     """Yields the replacements for documents, in two passes. The first pass collects the text at each path across all
-    documents. The second pass is needed only if that text contains a secret, and produces the redacted documents."""
+    documents. The second pass produces the redacted documents; it is needed only if that text contains a secret."""
     said: dict[str, list[str]] = {}
 
     def listen(place: str, text: str) -> str:
@@ -157,8 +157,8 @@ def _rewritten(value: Any, redactor: Redactor, visit: Callable[[str, str], str],
 
 
 def _parted(texts: list[str], redactor: Redactor, cut: bool) -> list[str]:
-    """Removes secrets that span several of the consecutive texts, which stay split as before. Returns the same list if
-    there are none."""
+    """Removes secrets that span several consecutive texts, which stay split at the same places. Returns the same list
+    if there are none."""
     whole = "".join(texts)
     found = [*redactor.replacements(whole)]
     begun = redactor.begun(whole) if cut else 0
@@ -171,7 +171,7 @@ def _parted(texts: list[str], redactor: Redactor, cut: bool) -> list[str]:
 
 def _applied(pieces: Sequence[AnyStr], edits: Sequence[tuple[int, int, AnyStr]]) -> Iterator[AnyStr]:
     """Applies the edits (start, end, new) to the pieces. A replacement goes into the piece in which the old text
-    started."""
+    starts."""
     start = 0
     waiting = 0
     for piece in pieces:

@@ -1,8 +1,8 @@
 """A transport that replays a recording in place of the network.
 
-A request gets the answer that was recorded for the same request (method, path and JSON of the body): the same pieces or
-the same failure, without delays. Equal requests get their answers in the recorded order, and then the last of these
-answers again. A request that was not recorded fails with an error that names the first difference from the nearest
+A request gets the answer recorded for the same request (method, path and JSON body): the same pieces or the same
+failure, without delays. Equal requests get their answers in the recorded order; after that, the last answer is
+repeated. A request that was not recorded fails with an error that describes the first difference from the nearest
 recorded one. No connection is ever opened. Only the positions of lines are kept in memory; the lines are read when
 needed.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from anyio import to_thread
 
 from tidegate.errors import Misconfigured, ModelFailed
-from tidegate.http_client import ConnectionFailed, IncomingResponse, Lease, Target, Timeouts
+from tidegate.http_client import ConnectionFailed, DeliveryByReading, IncomingResponse, Lease, Target, Timeouts
 from tidegate.models.http.error_body import retry_after_of
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.recording.difference import Difference, described
@@ -27,15 +27,16 @@ from tidegate.security import Redactor
 from tidegate.status_report import ReplayerStatus
 
 COMPARED_BYTES = 32 * 1024 * 1024
-"""The bytes of recorded requests that are compared to find the nearest one. Comparing them takes about a second."""
+"""Maximum number of bytes of recorded requests that are compared to find the nearest one. Comparing them takes about a
+second."""
 
 Place = tuple[int, int]
 Request = tuple[str, str, str]
-"""The method, the path and the digest of the body."""
+"""The method, the path and the body's digest."""
 
 
 class _Exchange:
-    """The positions of an exchange's two lines. There is no answer if the recording gateway was killed before it
+    """The positions of an exchange's two lines. There is no answer if the gateway was killed before the exchange
     ended."""
 
     __slots__ = ("answer", "key", "number", "request", "when")
@@ -53,9 +54,9 @@ class TransportReplayer:
         self._path = path
         self._redactor = redactor
         self._leases: Counter[str] = Counter()
-        self._exchanges: list[_Exchange] = []  # lint: allow what is in the file, whose size is bounded
+        self._exchanges: list[_Exchange] = []  # lint: allow bounded by the size of the file
         self._equal: dict[Request, list[_Exchange]] = {}  # lint: allow the same, by request
-        self._answers: dict[Request, int] = {}  # lint: allow one entry for each that is in the file
+        self._answers: dict[Request, int] = {}  # lint: allow one entry for each exchange in the file
         self._replayed = self._again = self._unknown = 0
 
     @property
@@ -64,7 +65,7 @@ class TransportReplayer:
         return RetryPolicy(sleep=_no_pause)
 
     def open(self) -> None:
-        """Opens the recording and indexes its lines. Blocks."""
+        """Opens the recording and indexes its lines. Blocks the calling thread."""
         unanswered: dict[int, _Exchange] = {}
         for start, size, event in events(self._path):
             if isinstance(event, RecordedRequest):
@@ -87,7 +88,7 @@ class TransportReplayer:
             ) from None
 
     def lease(self, endpoint: str) -> Lease:
-        """Returns a lease that counts nothing, because there are no connections."""
+        """Returns a lease that counts nothing, since there are no connections."""
         return Lease(endpoint, self._leases)
 
     def status(self) -> ReplayerStatus:
@@ -110,7 +111,7 @@ class TransportReplayer:
         self._again += count > len(equal)
         exchange = equal[min(count, len(equal)) - 1]
         if exchange.answer is None:
-            raise self._unanswered(exchange, "the recording gateway ended before the answer did")
+            raise self._unanswered(exchange, "the gateway that was recording exited before the answer ended")
         answered, pieces = await to_thread.run_sync(self._answer, exchange.answer)
         if not answered.status:
             if answered.end == "left" or answered.end == "complete":
@@ -145,8 +146,8 @@ class TransportReplayer:
         return _failed(f"The recording {self._path} has no answer to this request (number {exchange.number}): {why}.")
 
     def _not_recorded(self, key: Request, asked: Any) -> ModelFailed:
-        """Returns the error for an unknown request, with the first difference. The differing values may quote the
-        conversation, so they are only in `endpoint_message`."""
+        """Returns the error for an unknown request, with the first difference. The values that differ may quote the
+        conversation, so they are included only in `endpoint_message`."""
         method, path, _ = key
         alike = [exchange for exchange in self._exchanges if exchange.key[:2] == (method, path)]
         if not alike:
@@ -184,7 +185,7 @@ class TransportReplayer:
         return None if best is None else best[1:]
 
 
-class ReplayedResponse:
+class ReplayedResponse(DeliveryByReading):
     def __init__(
         self, path: Path, answered: RecordedAnswer, pieces: Sequence[bytes], headers: Mapping[str, str]
     ) -> None:
@@ -210,15 +211,15 @@ class ReplayedResponse:
         answered = self._answered
         if answered.left_out:
             raise _failed(
-                f"The recording {self._path} lacks the last {answered.left_out} bytes of this answer, which was too "
-                "long to record."
+                f"The recording {self._path} lacks the last {answered.left_out} bytes of this answer because it was "
+                f"too long to record."
             )
         if answered.end == "complete":
             return b""
         raise ConnectionFailed("broken" if answered.end == "left" else answered.end, answered.said)
 
     def close(self) -> None:
-        """Does nothing: there is nothing to close."""
+        """Does nothing, since there is nothing to close."""
 
 
 def _failed(message: str, endpoint_message: str = "") -> ModelFailed:
@@ -226,7 +227,7 @@ def _failed(message: str, endpoint_message: str = "") -> ModelFailed:
 
 
 def _as_then(headers: Mapping[str, str], when: str) -> Mapping[str, str]:
-    """Returns the headers, with Retry-After in seconds, because a recorded date may be in the past by now."""
+    """Returns the headers with Retry-After in seconds, since a recorded date may be in the past by now."""
     try:
         seconds = retry_after_of(headers, datetime.fromisoformat(when).timestamp())
     except ValueError:

@@ -1,9 +1,10 @@
 """The writer of a recording file.
 
-The file is new, private to its owner (0600) and not reached through a symbolic link; nothing is ever overwritten. One
-thread writes complete lines in order, each immediately; the event loop never waits for it. If the disk fails or cannot
-keep up, or the file reaches its limit, the gateway logs this once and continues without recording. The file then ends
-with a complete line. The writer owns its file and its thread, from `open` to `close`, both of which block.
+The file is always new, private to its owner (0600) and not reached through a symbolic link; nothing is ever
+overwritten. One thread writes complete lines in order and without delay; the event loop never waits for it. If the disk
+fails or cannot keep up, or the file reaches its limit, the gateway logs this once and continues without recording. The
+file then ends with a complete line. The writer owns its file and its thread from `open` to `close`, both of which
+block.
 """
 
 import contextlib
@@ -19,14 +20,14 @@ from tidegate.log import Log
 from tidegate.models.recording.recording_file import Event, RecordingStopped, line, opening
 
 PENDING_BYTES = 64 * 1024 * 1024
-"""The maximum number of bytes of bodies that wait to be written. A slow disk writes them in a few seconds."""
+"""Maximum total size of the bodies that are waiting to be written. Even a slow disk writes them in a few seconds."""
 PENDING_LINES = 10_000
-"""The maximum number of lines that wait to be written. It limits the lines without a body."""
+"""Maximum number of lines that are waiting to be written, which limits the lines without a body."""
 LAST_LINE_BYTES = 1024
-"""The bytes reserved for the last line, which contains the reason why the recording stopped."""
+"""Number of bytes reserved for the last line, which says why the recording stopped."""
 CLOSE_SECONDS = 10.0
-"""The seconds to write the remaining lines at the end. A stopping gateway cannot wait for a disk that never
-responds."""
+"""Time limit, in seconds, for writing the remaining lines at the end. A gateway that is stopping cannot wait for a disk
+that never responds."""
 FILE_MODE = 0o600
 
 log = Log(__name__)
@@ -51,7 +52,7 @@ class RecordingWriter:
 
     @property
     def pending(self) -> int:
-        """The number of bytes of bodies that wait to be written."""
+        """Total size of the bodies that are waiting to be written."""
         return self._pending
 
     def open(self) -> None:
@@ -60,7 +61,7 @@ class RecordingWriter:
             self._fd = os.open(self.path, flags, FILE_MODE)
             self._append(opening())
         except OSError as error:
-            if self._fd >= 0:  # the file is ours, and empty
+            if self._fd >= 0:  # the file is ours and empty
                 self.path.unlink(missing_ok=True)
             self._close_file()
             raise _unusable(self.path, error) from None
@@ -68,7 +69,7 @@ class RecordingWriter:
         self._thread.start()
 
     def write(self, make: Making, size: int) -> None:
-        """Queues a line. `make` is called in the writer's thread; `size` is roughly the memory that the line takes
+        """Queues a line. `make` is called in the writer's thread; `size` is roughly the memory that the line needs
         until then."""
         if self.stopped is not None or self._thread is None:
             return
@@ -99,7 +100,7 @@ class RecordingWriter:
                 make, size = waiting
                 self._write(make)
                 self._count(-size)
-                del waiting, make  # free them: the next line may take long
+                del waiting, make  # free them: it may be long until the next line
             self._say_why()
         finally:
             self._close_file()
@@ -115,7 +116,7 @@ class RecordingWriter:
             else:
                 self._append(text)
         except OSError as error:
-            self._stop(f"the disk refuses ({error.strerror})")
+            self._stop(f"writing to the disk failed ({error.strerror})")
         except Exception as error:  # the gateway must continue, and no partial line is written
             log.exception("a line of the recording could not be encoded", file=str(self.path))
             self._stop(f"a line could not be encoded ({type(error).__name__})")
@@ -134,7 +135,7 @@ class RecordingWriter:
         self.bytes += len(text)
 
     def _say_why(self) -> None:
-        """Writes the reason as the last line, once, if recording has stopped."""
+        """If recording has stopped, writes the reason as the last line, once."""
         if self.stopped is not None and not self._said:
             self._said = True
             with contextlib.suppress(OSError):  # the log has it too
@@ -160,7 +161,7 @@ class RecordingWriter:
 
 
 def check(path: Path) -> None:
-    """Raises Misconfigured if a recording could not be started at this path. Creates nothing. Blocks."""
+    """Raises Misconfigured if a recording could not be started at this path. Creates no file."""
     if os.path.lexists(path):
         raise _unusable(path, FileExistsError())
     if not path.parent.is_dir():

@@ -1,24 +1,24 @@
-"""Reads the type and duration of an audio file from its header, without decoding it.
+"""The type and duration of audio files, read from the header without decoding the audio.
 
 Only a few reads are needed, whatever the file contains. `UnknownAudio` is raised if the file is neither WAV nor MP3, or
-if its header is invalid. The duration never exceeds what the file size allows. The module also runs in a child process,
-so it uses only the standard library.
+if its header is invalid. The duration never exceeds what the file size allows. This module also runs in a child
+process, so it uses only the standard library.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 Read = Callable[[int, int], bytes]
-"""Reads data from a file, with the arguments (number of bytes, offset)."""
+"""Reads data from a file. The arguments are the number of bytes and the offset."""
 
 HEAD_BYTES = 12
-"""The number of bytes that are needed to recognise audio."""
+"""Number of bytes needed to recognise audio."""
 
 CHUNKS = 64
-"""Maximum number of chunks before the audio data of a WAV. Recorders and editors write only a few each."""
+"""Maximum number of chunks before the audio data in a WAV. Recorders and editors write only a few."""
 
 TAGS = 4
-"""Maximum number of tags before an MP3. Some programs insert a tag in front of an existing one."""
+"""Maximum number of tags before an MP3's audio. Some programs insert a tag in front of an existing one."""
 
 SEARCHED_BYTES = 4096
 """The first frame of an MP3 must begin within this many bytes after the tags, which may be padded with zeros."""
@@ -38,7 +38,7 @@ _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 
 _SLOWEST, _FASTEST = 8_000, 320_000
 """The lowest and highest bit rates of layer III, in bits per second."""
 
-# Each is long enough that no text starts with it.
+# Each is long enough that no ordinary text starts with it.
 _OTHERS = (
     (0, b"OggS\0", "Ogg (Vorbis or Opus)"),
     (0, b"fLaC\0\0\0\x22", "FLAC"),
@@ -118,7 +118,7 @@ def _wav(read: Read, size: int) -> float:
         elif head[:4] == b"data":
             if not bytes_a_second:
                 raise UnknownAudio("does not describe its sample format")
-            # A program that writes to a pipe cannot fill in the length. The sound is then the rest of the file.
+            # A program that writes to a pipe cannot fill in the length. The audio data is then the rest of the file.
             stated = length if length not in (0, 0xFFFFFFFF) else size
             return min(stated, max(0, size - place)) / bytes_a_second
         place += length + length % 2
@@ -126,7 +126,7 @@ def _wav(read: Read, size: int) -> float:
 
 
 def _format(data: bytes) -> int:
-    """Parses the sample format of a WAV and returns its bytes per second."""
+    """Parses a WAV's sample format and returns its bytes per second."""
     if len(data) < 16:
         raise UnknownAudio("ends within its header")
     tag, channels, rate, _, block, bits = (
@@ -211,7 +211,7 @@ def _frame_count(data: bytes, frame: _Frame) -> int:
     side = (17 if frame.mono else 32) if frame.version == 3 else (9 if frame.mono else 17)
     if data[36:40] == b"VBRI":
         return int.from_bytes(data[50:54], "big")
-    for place in (4 + side, 6 + side):  # the second after a checksum
+    for place in (4 + side, 6 + side):  # the second position is used after a checksum
         if data[place : place + 4] in (b"Xing", b"Info") and data[place + 7 : place + 8] and data[place + 7] & 1:
             return int.from_bytes(data[place + 8 : place + 12], "big")
     return 0

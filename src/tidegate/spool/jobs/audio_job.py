@@ -1,6 +1,6 @@
 """A job for a child process: checks whether a file contains audio that can be sent to a model.
 
-The WAV or MP3 is written unchanged if its size and duration are within the limits. Otherwise the result contains the
+The WAV or MP3 is written unchanged if its size and duration are within the limits. Otherwise, the result contains the
 reason. Nothing is decoded.
 """
 

@@ -1,8 +1,8 @@
 """The main program of a child process that runs one job.
 
 Before the job starts, the child limits its own memory, time and output, and gives up the right to start processes. Even
-if the gateway is gone, the child exceeds its time limit by at most a second. It imports only the job, and the gateway
-never imports it.
+if the gateway no longer exists, the child exceeds its time limit by at most a second. It imports only the job, and the
+gateway never imports it.
 
     python -I -S child.py JOB MEMORY SECONDS WRITTEN ORDER    JOB is a file name without `.py`, ORDER is JSON
 """

@@ -1,18 +1,18 @@
-"""Reads the type and dimensions of a picture from its header, without decoding it.
+"""The type and dimensions of pictures, read from the header without decoding the picture.
 
 Only a few reads are needed, whatever the file contains. The result is None if the file is not a PNG, JPEG, GIF or WebP,
-or ends within its header. The module also runs in a child process, so it uses only the standard library.
+or ends within its header. This module also runs in a child process, so it uses only the standard library.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 SEGMENTS = 4096
-"""Maximum number of segments before the one with the dimensions of a JPEG. Profiles and thumbnails are stored in
+"""Maximum number of segments in a JPEG before the one with the dimensions. Profiles and thumbnails are stored in
 segments of up to 64 KiB."""
 
 Read = Callable[[int, int], bytes]
-"""Reads data from a file, with the arguments (number of bytes, offset)."""
+"""Reads data from a file. The arguments are the number of bytes and the offset."""
 
 
 class ImageHeader(NamedTuple):
@@ -49,7 +49,7 @@ def _jpeg(read: Read) -> ImageHeader | None:
             place += 2
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             return ImageHeader("image/jpeg", _big(head[7:9]), _big(head[5:7])) if len(head) == 9 else None
-        elif marker in (0xD9, 0xDA):  # the end or the content, before which the size is required
+        elif marker in (0xD9, 0xDA):  # the end or the content; the dimensions must come before either
             return None
         else:
             place += 2 + max(2, _big(head[2:4]))

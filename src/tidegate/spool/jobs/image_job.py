@@ -1,10 +1,10 @@
 """A job for a child process: converts a file to a picture that can be sent to a model.
 
-The output is a PNG, JPEG, GIF or WebP within the limits for dimensions and size. Otherwise the result contains the
-reason. The dimensions are read from the header and checked before anything is decoded. With Pillow, every picture is
-decoded once, so that damage is detected here. A provider that detected it would refuse every later request of the
-conversation as well. A picture that is upright and within the limits is then passed on unchanged. Without Pillow,
-pictures within the limits are passed on unchanged and others are refused.
+The output is a PNG, JPEG, GIF or WebP within the limits on dimensions and size. If that is impossible, the result
+contains the reason. The dimensions are read from the header and checked before anything is decoded. If Pillow is
+available, every picture is decoded once to detect damage, because a provider that detected it would refuse every later
+request in the conversation as well. A picture that is upright and within the limits is then passed on unchanged.
+Without Pillow, pictures within the limits are passed on unchanged, and all others are refused.
 """
 
 import importlib
@@ -28,7 +28,7 @@ class ImageRefused(Exception):
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order contains the limits `side`, `bytes` and `pixels`. Its `pillow` is the folder that
+    """Runs the job. The order contains the limits `side`, `bytes` and `pixels`. `pillow` in it is the folder that
     contains Pillow, or an empty string. The picture is read from descriptor 0 and written to descriptor 1."""
     try:
         return _work(order)
@@ -89,8 +89,8 @@ def _with_pillow(kind: str, stated: tuple[int, int], fits: bool, side: int, most
 
 
 def _convert_mode(image: Any) -> Any:
-    """Converts the image to a mode that can be scaled and saved. An image in such a mode is returned unchanged, so that
-    a large picture is not in memory twice."""
+    """Converts the image to a mode that can be scaled and saved. An image already in such a mode is returned unchanged,
+    so that a large picture is not in memory twice."""
     if "transparency" in image.info or image.mode in ("LA", "PA", "RGBa"):
         return image.convert("RGBA")
     if image.mode in ("L", "RGB", "RGBA"):
@@ -100,7 +100,7 @@ def _convert_mode(image: Any) -> Any:
 
 def _encode(image: Any, most: int, *, lossless: bool) -> tuple[str, tuple[int, int], bytes]:
     """Encodes the image at decreasing dimensions until it is within the size limit. A lossless source becomes a PNG if
-    that is small enough. Otherwise the result is a JPEG."""
+    that is small enough. Otherwise, the result is a JPEG."""
     side = max(image.size)
     while side >= _LEAST_SIDE:
         image.thumbnail((side, side), reducing_gap=2.0)

@@ -1,8 +1,8 @@
-"""Runs jobs that process untrusted data (pictures, audio, web pages) in child processes, where they can neither block
-the gateway nor use up its memory.
+"""Running jobs that process untrusted data (pictures, audio, web pages) in child processes, where they can neither
+block the gateway nor use up its memory.
 
 When `run` returns, the job has ended and its process has been reaped, even if the caller was cancelled or the job timed
-out. At most `AT_ONCE` jobs run at a time; others wait. The child process has an empty environment and only the
+out. At most `AT_ONCE` jobs run at a time; further jobs wait. The child process has an empty environment and only the
 descriptors that it needs. The size of its report is limited. No thread is blocked while a job runs."""
 
 import asyncio
@@ -25,7 +25,7 @@ log = Log(__name__)
 T = TypeVar("T")
 
 AT_ONCE = 2
-"""Maximum number of jobs that run at a time. Each may use as much memory as a large picture takes."""
+"""Maximum number of jobs that run at a time. Each may use as much memory as a large picture needs."""
 
 REPORT_BYTES = 256 * 1024
 """Maximum size of a job's report, which is JSON. It is many times larger than the part shown to a model."""
@@ -42,7 +42,7 @@ class JobRunner:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs work that is bounded for any data, such as a search, in a worker thread. It takes the place of a job."""
+        """Runs work that is bounded whatever the data, such as a search, in a worker thread. It counts as a job."""
         async with self._places:
             return await to_thread.run_sync(work, *arguments)
 

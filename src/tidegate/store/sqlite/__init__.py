@@ -1,1 +1,1 @@
-"""SQLite for the store: connections, the writer thread, the reader threads, and the health of the files."""
+"""The store's use of SQLite: connections, the writer thread, the reader threads, and the health of the files."""

@@ -1,7 +1,7 @@
 """Connections to the store's file: one for writing, several for reading.
 
-All are set up here, so that they have the same query plans and wait equally long for a lock. The thread that opens a
-connection owns it, is the only one that uses it, and closes it.
+All of them are set up here, so that they use the same query plans and wait equally long for a lock. The thread that
+opens a connection owns it, is the only one to use it, and closes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,19 +16,19 @@ from tidegate.store.interface import ConstraintError, Lockable
 Durability = Literal["process", "power"]
 
 CHECKPOINT_BYTES = 8 * 1024 * 1024
-"""The log is moved into the file whenever it has grown by this much. This keeps the log small, while a page that many
-turns have written is still moved only once."""
+"""The log is moved into the file whenever it has grown by this much. This keeps the log small, yet a page that many
+turns have written is moved only once."""
 BUSY_SECONDS = 2.0
-"""Seconds that the emptying of an oversized log waits for the reads that were just interrupted."""
+"""Seconds that emptying an oversized log waits for the reads that have just been interrupted."""
 WRITER_STATEMENTS = 256
-"""The number of prepared statements that are cached: more than this package has."""
+"""Number of prepared statements to cache: more than there are in this package."""
 READER_STATEMENTS = 128
 WRITER_CACHE_KIB = 4096
 READER_CACHE_KIB = 1024
 
 
 class Connection(apsw.Connection):
-    """An apsw connection, extended by the methods of `interface.Db` that apsw lacks."""
+    """An apsw connection, extended with the methods of `interface.Db` that apsw lacks."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Connection(apsw.Connection):
             self.execute(sql, values)
 
     def lock(self, kind: Lockable, key: str, /) -> None:
-        """Does nothing: only one connection writes."""
+        """Does nothing, since only one connection writes."""
 
 
 def connect(path: Path, durability: Durability, wal_bytes: int) -> Connection:
@@ -80,6 +80,6 @@ def connect_reader(path: Path) -> Connection:
 def _set_up(db: apsw.Connection, cache_kib: int) -> None:
     db.set_busy_timeout(int(BUSY_SECONDS * 1000))
     db.execute(f"PRAGMA cache_size = -{cache_kib}")
-    # Plans do not depend on bound values. Without this, a library built with STAT4 prepares a statement again whenever
-    # other values are bound to it, which costs ten times as much as running it.
+    # Plans must not depend on bound values. Without this setting, a library built with STAT4 prepares a statement again
+    # whenever other values are bound to it, which costs ten times as much as running it.
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)

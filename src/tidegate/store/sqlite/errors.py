@@ -1,8 +1,8 @@
-"""Maps SQLite's errors to the error tree.
+"""The mapping of SQLite's errors to the error tree.
 
-No SQLite exception leaves this package untranslated. A full disk is reported as full; any other disk error is reported
-with the system's own message if SQLite kept it. A programming error, such as a TypeError in a submitted function,
-passes unchanged, since it is not a failure of the store.
+No SQLite exception leaves this package untranslated. A full disk is reported as such; any other disk error is reported
+with the system's own message if SQLite has kept it. Programming errors, such as a TypeError in a submitted function,
+are passed through unchanged, since they are not failures of the store.
 """
 
 import errno
@@ -16,13 +16,13 @@ import msgspec
 from tidegate.errors import Conflict, DiskFailed, Refused, StoreBusy, StoreDamaged, StoreFailed, StoreFull
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""No space: on the disk, in a quota, or for a file of this size."""
+"""No space left on the disk, in a quota, or for a file of this size."""
 _DAMAGE = (apsw.CorruptError, apsw.NotADBError, zlib.error, msgspec.DecodeError, UnicodeDecodeError)
-"""Errors of a damaged page, or of a row whose content cannot be decoded."""
+"""Errors caused by a damaged page, or by a row whose content cannot be decoded."""
 
 
 def translate_opening(error: Exception) -> BaseException:
-    """Translates an error like `translate`, if it was raised while the file was being opened."""
+    """Translates an error raised while the file was being opened, like `translate`."""
     if isinstance(error, OSError):
         return StoreFailed(f"The store's file cannot be used ({error}); check the home folder and its permissions.")
     return translate(error)
@@ -35,7 +35,7 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
         return Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.")
     if isinstance(error, _DAMAGE):
         return StoreDamaged(
-            "A part of the database that this needs is damaged; other conversations may still work, so start a new one,"
+            "Part of the database that this needs is damaged; other conversations may still work, so start a new one,"
             " and have the operator run `tidegate doctor`."
         )
     if not isinstance(error, apsw.Error):
@@ -44,20 +44,22 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
     if isinstance(error, apsw.ConstraintError):
         return Conflict("This conflicts with the stored data.")
     if isinstance(error, apsw.NoMemError) or code == apsw.SQLITE_IOERR_NOMEM:
-        return StoreFailed("The store has not enough memory for this; request less at a time, or try again later.")
+        return StoreFailed(
+            "The store does not have enough memory for this; request less at a time, or try again later."
+        )
     if isinstance(error, (apsw.FullError, apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
         return _disk_error(error, db)
     if isinstance(error, apsw.InterruptError):
-        return StoreFailed("The read took longer than a snapshot may live and was interrupted; request less at a time.")
+        return StoreFailed("The read took longer than a snapshot may last and was interrupted; request less at a time.")
     if isinstance(error, apsw.TooBigError):
         return Refused("The value is larger than the store can hold in one row.")
     return StoreFailed(f"The store failed ({type(error).__name__}: {error}).")
 
 
 def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull | DiskFailed | StoreBusy:
-    """Returns the error for a system call that failed with this errno. `why` is the reason in words."""
+    """Returns the error for a system call that has failed with this errno. `why` is the reason in words."""
     if number in (errno.EMFILE, errno.ENFILE):
-        return StoreBusy(f"No file descriptor is left for {what}; try again soon.")
+        return StoreBusy(f"No file descriptors are left for {what}; try again soon.")
     if number in NO_SPACE:
         return StoreFull(f"The disk has no space for {what} ({why}); free some space, then try again.")
     return DiskFailed(
@@ -69,7 +71,7 @@ def disk_failure(number: int, why: str, what: str = "the database") -> StoreFull
 def _disk_error(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | DiskFailed | StoreBusy:
     number = 0
     if db is not None and isinstance(error, (apsw.IOError, apsw.CantOpenError)):
-        number = db.system_errno  # SQLite keeps the errno of these errors only
+        number = db.system_errno  # SQLite keeps the errno only for these errors
     if isinstance(error, apsw.FullError) or (number == 0 and db is not None and _no_space(db)):
         number = errno.ENOSPC
     code = apsw.mapping_extended_result_codes.get(getattr(error, "extendedresult", 0), type(error).__name__)
@@ -77,7 +79,7 @@ def _disk_error(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | Di
 
 
 def _no_space(db: apsw.Connection) -> bool:
-    """True if the file system is full. SQLite keeps no errno for some of its own files."""
+    """True if the file system is full. This is checked because SQLite keeps no errno for some of its own files."""
     try:
         found = os.statvfs(Path(db.filename).parent)
     except OSError:

@@ -1,13 +1,14 @@
-"""The store's files on disk: examined before SQLite opens them, set aside if damaged, rescued if lost.
+"""The store's files on disk: examining them before SQLite opens them, setting damaged ones aside, rescuing lost ones.
 
-`examine` does not change the files. A file that a newer program wrote is left as it is, byte for byte. A damaged file
-is renamed together with its log, never opened for writing, never overwritten. `examine` must run before this process
-has a connection to the file, since closing a second descriptor of the file would drop SQLite's locks.
+`examine` does not change the files' content. A file written by a newer program is left as it is, byte for byte. A
+damaged file is renamed together with its log; it is never opened for writing and never overwritten. `examine` must run
+before this process has a connection to the file, since closing a second descriptor for the file would drop SQLite's
+locks.
 
 A deleted, renamed, replaced or truncated database still works in the process that has it open, but everything written
 to it is lost when that process ends. `OpenFiles.lost` detects this with one `stat` per file, cheap enough for every
-commit. `rescue` then copies everything committed so far to a new file beside the old path. Neither opens the database a
-second time.
+commit. `rescue` then copies everything committed so far to a new file next to the old path. Neither function opens the
+database a second time.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ _HEADER = 100
 _WAL_HEADER = 32
 _FRAME_HEADER = 24
 _INDEX_LOCK = 128
-"""A byte of the index that is locked by every process that has the index open. SQLite calls it the "dead man
+"""A byte in the index that is locked by every process that has the index open. SQLite calls it the "dead man
 switch"."""
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _WAL_MAGICS = (0x377F0682, 0x377F0683)
@@ -39,11 +40,11 @@ SAFE_LIBRARY = (3, 51, 3)
 
 
 class _Broken(Exception):
-    """The file is damaged. The text describes the damage and fits after "because"."""
+    """The file is damaged. The message describes the damage and completes a sentence after "because"."""
 
 
 class DatabaseLibrary(NamedTuple):
-    """The database library in use. `problem` says why the store refuses it, or is None."""
+    """The database library in use. `problem` says why the store refuses it, or is None if it does not."""
 
     name: str
     version: str
@@ -51,7 +52,7 @@ class DatabaseLibrary(NamedTuple):
 
 
 def database_library(version: str | None = None) -> DatabaseLibrary:
-    """Describes the installed library, or the library as if it had the given version."""
+    """Describes the installed library, or what it would be with the given version."""
     version = version or apsw.sqlite_lib_version()
     problem = None
     if tuple(int(part) for part in version.split(".")[:3]) < SAFE_LIBRARY:
@@ -72,7 +73,7 @@ def wal_path(path: Path) -> Path:
 
 def examine(path: Path) -> str | None:
     """Checks the files. Raises StoreNewer, StoreDamaged (after setting the file aside) or StoreFailed. If the end of
-    the log could not be used, returns a note for the operator with the name of the copy that was kept."""
+    the log could not be used, returns a note for the operator with the name of the copy."""
     try:
         return _examine(path)
     except _Broken as broken:
@@ -89,7 +90,7 @@ def quarantine(path: Path, why: str) -> str:
         if part.exists():
             part.rename(aside.with_name(aside.name + suffix))
     return (
-        f"The store {path} is damaged ({why}) and was put aside as {aside}: put a backup in its place, and keep the"
+        f"The store {path} is damaged ({why}) and was set aside as {aside}: put a backup in its place, and keep the"
         " damaged file for repair."
     )
 
@@ -100,11 +101,11 @@ def free_name(path: Path, what: str) -> Path:
         name = path.with_name(f"{path.name}.{what}-{stamp}" + (f"-{number}" if number > 1 else ""))
         if not name.exists() and not name.with_name(name.name + "-wal").exists():
             return name
-    raise StoreFailed(f"There are too many damaged copies beside {path}; move some away.")
+    raise StoreFailed(f"There are too many damaged copies next to {path}; move some away.")
 
 
 def _refuse_second(path: Path) -> None:
-    """Raises an error if another process has the database open. Such a process holds a lock on a byte of the index."""
+    """Raises an error if another process has the database open. Such a process holds a lock on a byte in the index."""
     try:
         descriptor = os.open(path.with_name(path.name + "-shm"), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -148,14 +149,14 @@ def _read_header(path: Path, size: int) -> tuple[int, int]:
     page_size = int.from_bytes(header[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     if page_size < 512 or page_size & (page_size - 1):
-        raise _Broken(f"its header names a page size of {page_size}")
+        raise _Broken(f"its header specifies a page size of {page_size}")
     counted = header[24:28] == header[92:96]
     return page_size, int.from_bytes(header[28:32], "big") if counted else size // page_size
 
 
 def _read_wal_header(wal: Path, page_size: int) -> tuple[int, int] | None:
-    """Returns the salts in the log's header, or None if the header is empty or all zeros, so nothing was ever
-    synced."""
+    """Returns the salts in the log's header, or None if the header is empty or all zeros, which means that nothing was
+    ever synced."""
     with wal.open("rb") as file:
         raw = file.read(_WAL_HEADER)
     if not any(raw):
@@ -164,7 +165,7 @@ def _read_wal_header(wal: Path, page_size: int) -> tuple[int, int] | None:
     if magic not in _WAL_MAGICS or log_page != page_size:
         raise _Broken("its log does not begin with a log header")
     if (sum1, sum2) != _checksum(raw[:24], "<" if magic == _WAL_MAGICS[0] else ">"):
-        raise _Broken("the header of its log has a wrong checksum")
+        raise _Broken("its log's header has a wrong checksum")
     return salt1, salt2
 
 
@@ -178,7 +179,7 @@ def _checksum(data: bytes, order: str) -> tuple[int, int]:
 
 
 def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]:
-    """Returns (page, size of the file after this commit or 0, salts) of each complete frame. The pages themselves are
+    """Returns (page, size of the file after this commit or 0, salts) for each complete frame. The pages themselves are
     not read."""
     found: list[tuple[int, int, tuple[int, int]]] = []
     descriptor = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
@@ -194,8 +195,8 @@ def _frames(wal: Path, page_size: int) -> list[tuple[int, int, tuple[int, int]]]
 
 
 def _ask_sqlite(path: Path, *, logged: bool) -> int:
-    """Raises an error unless the file is a Tidegate store that was not written by a newer program. Returns the number
-    of valid frames in its log. Nothing is written, and the log is kept. A file without a log is opened as immutable, so
+    """Raises an error if the file is not a Tidegate store or was written by a newer program. Returns the number of
+    valid frames in its log. Nothing is written, and the log is kept. A file without a log is opened as immutable, so
     that SQLite does not create a log."""
     name = f"file:{quote(str(path.absolute()))}" + ("" if logged else "?immutable=1")
     db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
@@ -205,7 +206,7 @@ def _ask_sqlite(path: Path, *, logged: bool) -> int:
         application = int(db.execute("PRAGMA application_id").get)
         tables = int(db.execute("SELECT count(*) FROM sqlite_schema").get)
         if tables and application != APPLICATION_ID:
-            raise StoreFailed(f"{path} is an SQLite file of another program; choose another home folder.")
+            raise StoreFailed(f"{path} is another program's SQLite file; choose another home folder.")
         if version > CURRENT:
             raise StoreNewer(
                 f"{path} was written by a newer Tidegate (format {version}, this one knows {CURRENT}); start that one."
@@ -217,8 +218,8 @@ def _ask_sqlite(path: Path, *, logged: bool) -> int:
 
 
 def _keep_log(path: Path, wal: Path, frames: int) -> str:
-    """Copies a log whose tail contains a commit that SQLite will not read, after a power loss or damage in the middle.
-    The copy is needed because SQLite continues from the last valid commit and will overwrite the rest."""
+    """Copies a log whose tail contains a commit that SQLite will not read because of a power loss or damage before it.
+    SQLite continues from the last valid commit and will overwrite the rest."""
     aside = free_name(path, "damaged-log")
     with wal.open("rb") as source, aside.open("xb") as target:
         while piece := source.read(1 << 20):
@@ -230,7 +231,7 @@ def _keep_log(path: Path, wal: Path, frames: int) -> str:
 
 
 class Loss(NamedTuple):
-    """The path no longer leads to the open files. `text` describes the loss and is the beginning of a sentence;
+    """The path no longer leads to the open files. `text` describes the loss, phrased as the beginning of a sentence;
     `intact` means that the open files still contain everything."""
 
     text: str
@@ -238,7 +239,7 @@ class Loss(NamedTuple):
 
 
 class OpenFiles:
-    """The open database, log and index. Only the writer's thread uses this object."""
+    """The open database, log and index. Used only by the writer's thread."""
 
     def __init__(self, path: Path) -> None:
         self._paths = tuple(path.with_name(path.name + suffix) for suffix in _SUFFIXES)
@@ -249,22 +250,22 @@ class OpenFiles:
         """True if another program has written to the database since this was last set to False."""
 
     def remember(self) -> None:
-        """Records the identity of the open files. Call this before any other process can know of the files."""
+        """Records the identity of the open files. Call this before any other process can know about them."""
         self._known = tuple(_identity(path.stat()) for path in self._paths)
         self.measure(0)
 
     def measure(self, least: int) -> None:
-        """Records the size of the file. Call this after each checkpoint, since only checkpoints write to the file.
-        `least` is the length of the database according to the connection. A shorter file was truncated, and its size is
+        """Records the file's size. Call this after each checkpoint, since only checkpoints write to the file. `least`
+        is the length of the database according to the connection. A shorter file has been truncated, and its size is
         not recorded."""
-        with contextlib.suppress(OSError):  # `lost` reports a file that is gone
+        with contextlib.suppress(OSError):  # `lost` reports a missing file
             found = self._paths[0].stat()
             if found.st_size >= min(self.bytes, least):
                 self.bytes, self._modified = found.st_size, found.st_mtime_ns
 
     def lost(self, log_bytes: int, *, index: bool) -> Loss | None:
         """Returns the loss, or None if the files are in place. `log_bytes` is the minimum length of the log. With
-        `index`, the index is checked too. The index contains nothing that is not in the log."""
+        `index`, the index is checked, too; it contains nothing that is not in the log."""
         return self._lost(0, self.bytes) or self._lost(1, log_bytes) or (self._lost(2, 0) if index else None)
 
     def _lost(self, which: int, least: int) -> Loss | None:
@@ -272,7 +273,7 @@ class OpenFiles:
         try:
             found = path.stat()
         except OSError as error:
-            return Loss(f"{path} is gone ({error.strerror})")
+            return Loss(f"{path} no longer exists ({error.strerror})")
         if (found.st_dev, found.st_ino) != self._known[which]:
             return Loss(f"{path} was replaced by another file")
         if found.st_size < least:
@@ -289,13 +290,13 @@ class OpenFiles:
                 if _identity(found) == self._known[0] and found.st_nlink:
                     return str(entry.readlink())
             except OSError:
-                continue  # a descriptor that was closed in the meantime
+                continue  # this descriptor was closed in the meantime
         return None
 
 
 def rescue(db: apsw.Connection, path: Path) -> Path:
-    """Copies everything that is committed in `db` to a new file next to `path`. Raises OSError or apsw.Error if that
-    fails."""
+    """Copies everything that is committed in `db` to a new file next to `path`. Raises OSError or apsw.Error on
+    failure."""
     target = free_name(path, "rescued")
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:

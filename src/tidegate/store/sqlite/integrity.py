@@ -1,4 +1,4 @@
-"""The full check of the database: its structure, and the compressed content of its rows.
+"""The full database check: the structure, and the compressed content of rows.
 
 It reads everything and changes nothing. It works on one table at a time, so that a running gateway need not hold a
 snapshot for long. `check_file` checks a database that no process has open.
@@ -18,7 +18,7 @@ from tidegate.store.rows import decompress
 from tidegate.store.sqlite.connections import connect_reader
 
 PROBLEMS = 20
-"""The maximum number of problems that are reported per table."""
+"""Maximum number of problems reported per table."""
 
 
 def tables_of(db: Db) -> list[str]:
@@ -29,8 +29,8 @@ def tables_of(db: Db) -> list[str]:
 def check_table(db: Db, table: str) -> list[str]:
     """Returns the problems found in one table and its indexes."""
     quoted = table.replace('"', '""')
-    # Otherwise a full-text index that was searched before is checked by this connection's cached list of its segments,
-    # and segments that were merged since are missed.
+    # Otherwise, a full-text index that has been searched is checked with this connection's cached list of its segments,
+    # which misses segments that have been merged since.
     db.execute(f'SELECT 1 FROM "{quoted}" LIMIT 1').fetchall()
     found: list[Any] = db.execute(f'PRAGMA integrity_check("{quoted}")').fetchall()[:PROBLEMS]
     problems = [str(row[0]) for row in found if row[0] != "ok"]
@@ -41,8 +41,8 @@ def check_table(db: Db, table: str) -> list[str]:
 
 
 def check_file(path: Path, *, owned: bool) -> list[str]:
-    """Returns the problems found in all tables of a database that no process has open. Blocks. With `owned`, a database
-    without an owner is also a problem."""
+    """Returns the problems found in all tables of a database that no process has open. With `owned`, the absence of
+    an owner in the database is also a problem. Blocks the calling thread."""
     found: list[str] = []
     try:
         with contextlib.closing(connect_reader(path)) as db:
@@ -59,7 +59,7 @@ def check_file(path: Path, *, owned: bool) -> list[str]:
 
 
 def _broken_bodies(db: Db, table: str) -> Iterator[str]:
-    """Finds compressed bodies that cannot be decoded. SQLite checks the structure of pages, not their content, but
+    """Finds compressed bodies that cannot be decoded. SQLite checks only the structure of pages, not their content, but
     compressed bodies have their own checksum."""
     for (body,) in db.execute(f'SELECT body FROM "{table}" WHERE packed <> 0'):
         try:

@@ -1,17 +1,17 @@
-"""Current problems of the store: a lost file, damage, a disk that refuses.
+"""The store's current problems: a lost file, damage, disk errors.
 
 A problem is recorded where it occurs and stays current until it is resolved:
 
-    lost         the path is no longer the open file; until a restart
+    lost         the path no longer leads to the open file; until a restart
     damaged      a page or row cannot be decoded; until a full check passes
-    unreadable   the disk refuses a read; until a full check passes
+    unreadable   a read fails with a disk error; until a full check passes
     full         no space on the disk; until a write succeeds
-    unwritable   the disk refuses a write; until a write succeeds
+    unwritable   a write fails with a disk error; until a write succeeds
     log          the log cannot be moved into the file; until it can
-    spool        the disk refuses a spooled file; until one is kept
+    spool        a spooled file cannot be written; until one is written
 
-Each problem is logged when it begins and then at most every `LOG_SECONDS`, with a count. Methods may be called from any
-thread, since each changes one entry in steps that the interpreter's lock makes atomic.
+Each problem is logged when it begins and then at most every `LOG_SECONDS`, with a count. The methods may be called from
+any thread, since each changes one entry in steps that are atomic thanks to the interpreter's lock.
 """
 
 import time
@@ -27,7 +27,7 @@ PROBLEM_KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
 Activity = Literal["read", "write", "checkpoint"]
 
 LOG_SECONDS = 60.0
-"""The minimum time in seconds between two log lines about the same kind of problem."""
+"""Minimum number of seconds between two log lines about the same kind of problem."""
 
 log = Log("tidegate.store")
 
@@ -45,7 +45,7 @@ class Problem(Frozen, frozen=True):
 class Problems:
     def __init__(self) -> None:
         self.by_kind: dict[ProblemKind, Problem] = {}  # lint: allow one entry per kind
-        """The current problems. There are nearly always none."""
+        """The current problems; nearly always empty."""
         self._logged: dict[ProblemKind, float] = {}  # lint: allow one entry per kind
         self._announced: set[ProblemKind] = set()
         """The kinds of current problems that have been logged."""
@@ -62,7 +62,7 @@ class Problems:
         return "" if problem is None else problem.text
 
     def record_error(self, error: BaseException, activity: Activity, fn: Callable[..., object]) -> None:
-        """Records an error that shows a problem of the store; `fn` is the function that raised it."""
+        """Records an error that shows a problem with the store; `fn` is the function that raised it."""
         kind = _kind(error, activity)
         if kind == "damaged":
             self.record_damage(f"{getattr(fn, '__name__', activity)}: {error.__cause__ or error}")
@@ -88,17 +88,17 @@ class Problems:
             gone = self.by_kind.pop(kind, None)
             if gone is not None and kind in self._announced:
                 self._announced.discard(kind)
-                log.warning("a problem of the store is resolved", kind=kind, problem=gone.text, times=gone.count)
+                log.warning("a problem with the store is resolved", kind=kind, problem=gone.text, times=gone.count)
 
 
 _SENTENCES: dict[ProblemKind, str] = {
-    "lost": "the database file is no longer in its place; nothing more is accepted",
+    "lost": "the database file is no longer in its place; no more requests are accepted",
     "damaged": "the database is damaged",
-    "unreadable": "the disk refuses to read the database",
-    "full": "the disk has no space for the database",
-    "unwritable": "the disk refuses to write the database",
+    "unreadable": "the database cannot be read from the disk",
+    "full": "there is no disk space left for the database",
+    "unwritable": "the database cannot be written to the disk",
     "log": "the store's log could not be moved into the file",
-    "spool": "the disk refuses a file of the spool",
+    "spool": "a spool file cannot be written to the disk",
 }
 
 

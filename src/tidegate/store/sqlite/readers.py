@@ -1,9 +1,9 @@
 """The readers: a fixed number of threads, each with its own read-only connection.
 
 The number of connections is fixed, however many coroutines read. Each function sees one snapshot. A snapshot that
-exceeds its maximum age is ended, and the caller gets an error. A snapshot that keeps the write-ahead log from being
-emptied is also ended, but the function runs again on a fresh one; the caller gets an error only if the last attempt is
-interrupted as well. A read is stopped if its caller is cancelled.
+exceeds its maximum age is closed, and the caller gets an error. A snapshot that keeps the write-ahead log from being
+emptied is also closed, but the function is run again on a fresh one; the caller gets an error only if the last attempt
+is interrupted as well. If its caller is cancelled, a read is stopped.
 
 Each thread opens and closes its own connection; `start` and `stop` own the threads.
 """
@@ -25,14 +25,15 @@ from tidegate.store.sqlite.worker import Backlog, Job, Worker, store_error
 from tidegate.values import Frozen
 
 CHECK_EVERY = 5000
-"""The number of SQLite instructions between two deadline checks. They take well under a millisecond."""
+"""Number of SQLite instructions between two deadline checks. They take well under a millisecond."""
 
 LEEWAYS = (0.25, 1.0, 2.0)
-"""Seconds that writes wait for a read before interrupting it to empty the log, by attempt. Each entry allows one
-attempt, so a read that needs less than the last leeway always succeeds, whatever is written in the meantime."""
+"""Seconds that writes wait for a read before interrupting it to empty the log. There is one attempt per entry, so a
+read that takes less time than the last leeway always succeeds, whatever is written in the meantime."""
 
 REPEAT_WITHIN = 5.0
-"""Seconds after which the next attempt begins even if another process's snapshot kept the log from being emptied."""
+"""Seconds after which the next attempt begins even if another process's snapshot has kept the log from being
+emptied."""
 
 CLOSING = "the store is being closed"
 
@@ -40,8 +41,8 @@ log = Log("tidegate.store")
 
 
 class ReadJob(Job):
-    """One submitted read. `stop` is the reason for ending it permanently. If `make_way` is True, only the current
-    attempt is ended."""
+    """A submitted read. `stop` is the reason for stopping it permanently. If `make_way` is True, only the current
+    attempt is stopped."""
 
     __slots__ = ("age", "attempt", "deadline", "make_way", "stop")
 
@@ -112,17 +113,17 @@ class Readers:
     # -- for the writer, in its thread --
 
     def leeway(self) -> float:
-        """Seconds that the writer should wait for active reads before it interrupts them."""
+        """Seconds that the writer should wait for active reads before interrupting them."""
         return max((LEEWAYS[reading.attempt] for reading in self._active()), default=LEEWAYS[0])
 
     def make_way(self) -> None:
-        """Ends all current snapshots. Their reads begin again after `log_emptied`."""
+        """Closes all current snapshots. Their reads start again after `log_emptied`."""
         self._log_free.clear()
         for reading in self._active():
             reading.make_way = True
 
     def log_emptied(self) -> None:
-        """Lets interrupted reads begin again, once the log has been emptied or cannot be emptied."""
+        """Lets interrupted reads start again, once the log has been emptied or cannot be emptied."""
         self._log_free.set()
 
     def _active(self) -> list[ReadJob]:
@@ -131,8 +132,8 @@ class Readers:
     # -- on the loop --
 
     async def stop(self, within: float) -> bool:
-        """Stops active reads, refuses waiting ones, closes the connections, and ends the threads. Returns False if that
-        took too long because a function holds a connection without running any SQL."""
+        """Stops active reads, refuses waiting ones, closes the connections, and stops the threads. Returns False if
+        this took too long because a function is holding a connection without running any SQL."""
         if self._backlog.closed is None:
             self._backlog.close(workers=len(self._workers))
             for reading in self._active():
@@ -155,7 +156,7 @@ class Readers:
         reading.resolve(value, error)
 
     def _ended(self, dead: str | None) -> None:
-        """Fails all waiting reads if the thread that has ended was the last one."""
+        """Fails all waiting reads if this was the last thread."""
         if not any(worker.alive for worker in self._workers):
             why = dead or "The store is closed; it accepts no more reads."
             for reading in self._backlog.abandon(why):
@@ -167,7 +168,7 @@ class Readers:
         def work(db: apsw.Connection) -> None:
             while (reading := self._backlog.take()) is not None:
                 self._serve(db, place, reading)
-                del reading  # otherwise the last result stays in memory until the next read
+                del reading  # otherwise, the last result would stay in memory until the next read
 
         return Worker(f"tidegate-store-reader-{place}", open=lambda: self._open(place), work=work, over=self._ended)
 
@@ -198,7 +199,7 @@ class Readers:
                 break
             self._interrupted += 1
             if reading.stop is None and reading.attempt == len(LEEWAYS) - 1:
-                reading.stop = "the write-ahead log had reached limits.wal_bytes, as in every attempt before"
+                reading.stop = "the write-ahead log had reached limits.wal_bytes, as in all earlier attempts"
             elif reading.stop is None:
                 reading.attempt += 1
                 self._repeated += 1
@@ -228,7 +229,7 @@ def _end_snapshot(db: apsw.Connection) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
     except apsw.Error as error:
-        log.error("a snapshot could not be ended", error=str(error))
+        log.error("a snapshot could not be closed", error=str(error))
 
 
 def _stopped(reading: ReadJob) -> StoreFailed:

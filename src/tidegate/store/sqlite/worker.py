@@ -1,8 +1,8 @@
-"""A thread that owns one connection, and a bounded queue of jobs: the common part of the writer and the readers.
+"""A thread that owns one connection, and a bounded queue of jobs. The writer and the readers are based on these.
 
 A worker opens its connection in its own thread, reports the result on the event loop, and closes the connection in the
 same thread, however the thread ends. `stop` returns when the thread has ended or the time is up. A `Backlog` never
-holds more jobs than its bound. Further jobs are refused, and so are all jobs after the backlog was closed. A worker
+holds more jobs than its bound. Further jobs are refused, and so are all jobs once the backlog has been closed. A worker
 owns its thread and connection.
 """
 
@@ -23,7 +23,7 @@ log = Log("tidegate.store")
 
 
 class Job:
-    """A function that waits for a connection, and the future on which its caller waits."""
+    """A function that is waiting for a connection, and the future that its caller is awaiting."""
 
     __slots__ = ("args", "fn", "future", "kwargs")
 
@@ -36,7 +36,7 @@ class Job:
         self.future = future
 
     def resolve(self, value: Any, error: BaseException | None) -> bool:
-        """Resolves the future. Returns False if the caller was cancelled."""
+        """Resolves the future. Returns False if the caller has been cancelled."""
         if self.future.cancelled():
             return False
         if error is None:
@@ -50,14 +50,14 @@ J = TypeVar("J", bound=Job)
 
 
 class Backlog(Generic[J]):
-    """Jobs that wait or are running. Workers call `take` and `peek`; all other methods are called on the event loop."""
+    """Waiting and running jobs. Workers call `take` and `peek`; all other methods are called on the event loop."""
 
     __slots__ = ("_bound", "_queue", "_what", "closed", "refused", "take", "waiting")
 
     def __init__(self, bound: int, what: str) -> None:
         self._bound = bound
         self._what = what
-        self._queue: SimpleQueue[J | None] = SimpleQueue()  # lint: allow `add` refuses what is beyond the bound
+        self._queue: SimpleQueue[J | None] = SimpleQueue()  # lint: allow `add` refuses jobs beyond the bound
         self.take = self._queue.get
         """Waits for the next job; None means stop."""
         self.waiting = 0
@@ -101,7 +101,7 @@ class Backlog(Generic[J]):
 
 
 class Worker:
-    """One thread and its connection. `open` and `work` are called in the thread. When the thread has ended, `over` is
+    """A thread and its connection. `open` and `work` are called in the thread. When the thread has ended, `over` is
     called on the event loop, with the reason if the thread died unexpectedly."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Worker:
 
     @staticmethod
     async def stop(workers: "Sequence[Worker]", within: float) -> bool:
-        """Waits for threads that have been signalled to stop. Returns False if that took too long."""
+        """Waits for threads that have been signalled to stop. Returns False if this took too long."""
         started = [worker for worker in workers if worker._thread is not None]
         if not await _wait_for([worker._finished for worker in started if worker._finished is not None], within):
             return False
@@ -192,8 +192,8 @@ class Worker:
 
 
 def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
-    """Returns the error that is raised in the caller of a failed function. Clears the frames of the traceback, since a
-    cursor that is still open there would prevent the rollback."""
+    """Returns the error to raise in the caller of a failed function. Clears the traceback's frames, since a cursor that
+    is still open in one of them would prevent the rollback."""
     traceback.clear_frames(error.__traceback__)
     found = translate(error, db)
     if not isinstance(found, Exception):
@@ -204,8 +204,8 @@ def store_error(error: BaseException, db: apsw.Connection) -> BaseException:
 
 
 async def _wait_for(futures: "Sequence[asyncio.Future[None]]", seconds: float) -> bool:
-    """Waits for all futures. Returns True if they are done within the time. A cancellation in the meantime is raised
-    only afterwards, since nothing may be left half-closed."""
+    """Waits for all futures. Returns True if they are done in time. A cancellation in the meantime is raised only
+    afterwards, since nothing may be left half-closed."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     cancelled: asyncio.CancelledError | None = None
@@ -220,7 +220,7 @@ async def _wait_for(futures: "Sequence[asyncio.Future[None]]", seconds: float) -
 
 
 def _settle(future: "asyncio.Future[None]", error: BaseException | None) -> None:
-    """Resolves the future, unless it was cancelled."""
+    """Resolves the future, unless it has been cancelled."""
     if future.done():
         return
     if error is None:

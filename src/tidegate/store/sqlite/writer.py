@@ -1,11 +1,11 @@
 """The writer: a thread that owns the writing connection and commits queued functions in groups.
 
-A submitted function runs even if its caller was cancelled, and its future is resolved only after its transaction is
-committed. If a function fails, only its own writes are rolled back. If a whole group is rolled back (a full disk at the
-commit), each of its functions is tried again alone. The thread survives every `Exception`. If it ends anyway, `alive`
-is False and all waiting callers get an error. While the path does not lead to the open file, everything is refused, and
-everything committed before is copied to a file next to the path. The thread opens and closes its connection itself;
-`start` and `stop` own the thread.
+A submitted function runs even if its caller has been cancelled, and its future is resolved only after its transaction
+is committed. If a function fails, only its own writes are rolled back. If a whole group is rolled back (because the
+disk is full at the commit), each of its functions is tried again on its own. The thread survives every `Exception`. If
+it ends anyway, `alive` is False and all waiting callers get an error. While the path does not lead to the open file,
+all writes are refused, and everything committed so far is copied to a file next to the path. The thread opens and
+closes its connection itself; `start` and `stop` own the thread.
 """
 
 import asyncio
@@ -32,24 +32,24 @@ Fault = Callable[[str, tuple[str, ...]], None]
 F = TypeVar("F", bound=Callable[..., object])
 
 GROUP = 128
-"""The maximum number of functions in one transaction. This bounds how long the first function waits for the last, and
-how many are retried after a failure."""
+"""Maximum number of functions in one transaction. This bounds how long the first function waits for the last, and how
+many are retried after a failure."""
 
 RESCUE_SECONDS = 30.0
-"""The time in seconds between two attempts to copy a database whose path is lost."""
+"""Number of seconds between two attempts to copy a database whose path is lost."""
 _LOG_HEADER, _FRAME_HEADER = 32, 24
 
 log = Log("tidegate.store")
 
 
 def outside(fn: F) -> F:
-    """Decorates a function that runs alone, between transactions."""
+    """Marks a function that runs alone, between transactions. A decorator."""
     fn.outside_transaction = True  # type: ignore[attr-defined]
     return fn
 
 
 class WriteJob(Job):
-    """One submitted write. `then` is called on the loop with its result."""
+    """A submitted write. `then` is called on the event loop with its result."""
 
     __slots__ = ("then",)
 
@@ -153,8 +153,8 @@ class Writer:
         return future
 
     async def stop(self, within: float) -> bool:
-        """Completes queued writes, closes the file, and ends the thread. Later writes are refused. Returns False if
-        that took too long."""
+        """Completes queued writes, closes the file, and stops the thread. Later writes are refused. Returns False if
+        this took too long."""
         self._backlog.close(workers=1)
         return await Worker.stop([self._worker], within)
 
@@ -185,7 +185,7 @@ class Writer:
                 log.warning("a write failed after its caller was cancelled", error=str(error))
 
     def _ended(self, dead: str | None) -> None:
-        """Fails all waiting writes and refuses new ones. Called on the loop when the thread has ended."""
+        """Fails all waiting writes and refuses new ones. Called on the event loop when the thread has ended."""
         why = dead or "The store is closed; it accepts no more writes."
         lost = [*self._group, *(job for job in self._held if job is not None), *self._backlog.abandon(why)]
         self._resolve([(job, None, StoreFailed(why)) for job in lost])
@@ -229,7 +229,7 @@ class Writer:
         return db
 
     def _next(self) -> bool:
-        """Waits for a job, then takes the other queued jobs too. Returns False to stop."""
+        """Waits for a job, then takes the other queued jobs, too. Returns False to stop."""
         job = self._held.pop() if self._held else self._backlog.take()
         if job is None:
             return False
@@ -287,7 +287,7 @@ class Writer:
 
     def _is_lost(self, *, index: bool = True) -> bool:
         """True if the path does not lead to the open file. A later call may return False, for example after a folder
-        was moved back."""
+        has been moved back."""
         log_bytes = _LOG_HEADER + self._wal_pages * (_FRAME_HEADER + self._page_size) if self._wal_pages else 0
         found = self._files.lost(log_bytes, index=index)
         if found is None and self._loss is not None and self._loss.intact:
@@ -297,7 +297,7 @@ class Writer:
         return self._loss is not None
 
     def _refusal(self, db: apsw.Connection) -> StoreLost:
-        """Returns the error for writes while the path is lost. Copies the committed data once. If the copy fails, it is
+        """Returns the error for writes while the path is lost. Copies the committed data once. If copying fails, it is
         retried after a while."""
         assert self._loss is not None, "only while the path is lost"
         text = self._problems.text("lost")
@@ -348,7 +348,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _bound_log(self, db: apsw.Connection) -> None:
-        """Keeps the log small. Runs after the group is acknowledged, so only the next group has to wait."""
+        """Keeps the log small. Runs after the group has been acknowledged, so only the next group has to wait."""
         if self._wal_pages < self._next_checkpoint or self._is_lost(index=False):
             return
         try:
@@ -368,12 +368,12 @@ class Writer:
         self._next_checkpoint = self._wal_pages + self._step_pages
 
     def _measure(self, db: apsw.Connection) -> None:
-        with contextlib.suppress(apsw.Error):  # the length of an unreadable database is not known
+        with contextlib.suppress(apsw.Error):  # the length of an unreadable database is unknown
             self._files.measure(int(db.execute("PRAGMA page_count").get) * self._page_size)
 
     def _empty_log(self, db: apsw.Connection) -> tuple[int, int]:
-        """Empties a log that has reached its bound. Waits for active reads and interrupts those that take longer.
-        Nothing is written in the meantime, so that the log does not grow further."""
+        """Empties a log that has reached its bound. Waits for active reads, and interrupts those that take too long.
+        Nothing is written in the meantime, so the log does not grow further."""
         try:
             db.set_busy_timeout(int(self._readers.leeway() * 1000))
             return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -388,7 +388,8 @@ class Writer:
 
 
 def _run_one(db: apsw.Connection, job: WriteJob) -> Done:
-    """Runs one of several functions in a savepoint. Raises only if the whole transaction was rolled back."""
+    """Runs one of several functions in a savepoint. Raises an error only if the whole transaction has been rolled
+    back."""
     db.execute("SAVEPOINT one")
     try:
         value = job.fn(db, *job.args, **job.kwargs)

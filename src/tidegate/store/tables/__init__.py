@@ -1,1 +1,1 @@
-"""The tables of the store, one module per kind of row. Each module consists of functions that take a connection."""
+"""The store's tables, with one module per kind of row. Each module consists of functions that take a connection."""

@@ -1,10 +1,10 @@
-"""The audit log: actor, action, subject and outcome of each security event. The log contains ids and digests, never
+"""The audit log: the actor, action, subject and outcome of each security event. It contains ids and digests, never
 content.
 
-Each row is appended in the same transaction as the event it records, so neither is committed without the other. Rows
-are never changed, and are removed only after their retention period; table triggers enforce both. They outlive the
-session they refer to, and their ids are consecutive. Digests are keyed with a random key specific to this database:
-equal inputs have equal digests, and an input cannot be guessed from its digest.
+Each row is appended in the same transaction as the event that it records, so neither is committed without the other.
+Rows are never changed, and are removed only after their retention period; triggers on the table enforce both. They
+outlive the sessions to which they refer, and their ids are consecutive. Digests use a random key specific to this
+database: equal inputs have equal digests, and an input cannot be guessed from its digest.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from tidegate.store.interface import Db
 from tidegate.store.rows import LISTED, AuditKind, AuditRow
 
 FAILURES_EACH_HOUR = 20
-"""The number of failed sign-ins per hour that get a separate row. Further failures in that hour are counted and become
-one row, so that nobody can fill the disk with wrong codes."""
+"""Number of failed sign-ins per hour that get a separate row. Further failures in that hour are counted in a single
+row, so that nobody can fill the disk with wrong codes."""
 HOUR = 3600
 
 _DIGEST_BYTES = 16
@@ -31,8 +31,8 @@ def append(
     session: str | None = None,
     of: bytes | None = None,
 ) -> None:
-    """Records one event. `subject` contains the ids that the event concerns, separated by spaces. `principal` is the
-    actor, or None for the gateway itself. Only the digest of the content `of` is stored."""
+    """Records an event. `subject` contains the ids that the event concerns, separated by spaces. `principal` is the
+    actor, or None for the gateway itself. Only a digest of the content `of` is stored."""
     db.execute(
         "INSERT INTO audit(at, kind, principal, session, subject, outcome, digest) VALUES(?, ?, ?, ?, ?, ?, ?)",
         (now, kind, principal, session, subject, outcome, None if of is None else digest(db, of)),
@@ -40,7 +40,7 @@ def append(
 
 
 def digest(db: Db, of: bytes) -> bytes:
-    """Returns the digest that represents this content in the rows of this database."""
+    """Returns the digest that represents this content in this database's rows."""
     key: bytes = db.execute("SELECT key FROM audit_state").get
     return hashlib.blake2b(of, key=key, digest_size=_DIGEST_BYTES).digest()
 
@@ -58,7 +58,7 @@ def append_failed_sign_in(db: Db, now: float) -> None:
 
 
 def append_further_failures(db: Db, now: float) -> None:
-    """Appends one row for the failed sign-ins of a past hour that did not get a separate row."""
+    """Appends one row for the failed sign-ins in a past hour that did not get a separate row."""
     hour, failed = db.execute("SELECT failed_hour, failed FROM audit_state").get
     if hour == now // HOUR:
         return
@@ -68,7 +68,7 @@ def append_further_failures(db: Db, now: float) -> None:
 
 
 def append_configuration(db: Db, text: bytes, now: float) -> bool:
-    """Records the configuration at startup if it differs from the last one recorded. Returns True if it was
+    """Records the configuration at startup if it differs from the last recorded one. Returns True if it was
     recorded."""
     last = db.execute(
         "SELECT digest FROM audit WHERE kind = 'configuration' AND session IS NULL ORDER BY id DESC LIMIT 1"
@@ -90,8 +90,8 @@ def listing(
     before: tuple[float, int] | None = None,
     limit: int = LISTED,
 ) -> list[AuditRow]:
-    """Returns events, the latest first. `principal` selects events in which they were the actor or the subject.
-    `before` is (at, id) of the last row seen."""
+    """Returns events, latest first. `principal` selects the events of which they are the actor or the subject. `before`
+    is (at, id) of the last row seen."""
     where = ["at >= ?"]
     values: list[float | str | bytes] = [since]
     if before is not None:
@@ -114,14 +114,14 @@ def listing(
 
 
 def count(db: Db) -> int:
-    """Returns the number of rows. It is computed from the ids, which are consecutive because the oldest rows are
-    removed first."""
+    """Returns the number of rows, computed from the ids, which are consecutive because the oldest rows are removed
+    first."""
     first, last = db.execute("SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)").get
     return 0 if first is None else int(last - first + 1)
 
 
 def prune(db: Db, before: float, limit: int) -> int:
-    """Removes up to `limit` rows that are older than `before`, the oldest first. Returns their number."""
+    """Removes up to `limit` rows older than `before`, oldest first. Returns their number."""
     first = db.execute("SELECT id FROM audit WHERE id = (SELECT min(id) FROM audit) AND at < ?", (before,)).get
     if first is None:
         return 0

@@ -1,8 +1,8 @@
 """Messages: the append-only transcript of each session, and messages that are not in the transcript yet.
 
-An accepted message has one permanent row and at most one position (`seq`) in its session; positions only increase. A
+An accepted message has one permanent row and at most one position (`seq`) in its session; positions only increase. Each
 named step of a turn is committed at most once. After a session's end, only the last rows of the turn that was running
-are added, and then the messages accepted before the end (`close_inbox`). Every change here increments the session's
+are added, followed by the messages accepted before the end (`close_inbox`). Every change increments the session's
 `version`, which shows whether a copy is stale.
 """
 
@@ -14,31 +14,32 @@ import msgspec
 from tidegate.errors import Conflict, NotFound
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import MessageRow, decode_message, decompress, pack, unpack
-from tidegate.store.tables.open_turns import is_idle
-from tidegate.store.tables.turns import INCOMING, place_waiting, refusal
+from tidegate.store.tables.notes import is_offer
+from tidegate.store.tables.turns.open_turns import is_idle
+from tidegate.store.tables.turns.turns import INCOMING, place_waiting, refusal
 from tidegate.values import Message, Role, ToolCall
 
 _COLUMNS = "id, session, turn, seq, step, at, undone, body, packed"
 _LAST = 2**62
 """A position higher than that of any row."""
 NO_RESULT = "No result: the caller did not return one."
-"""The result that is stored for a tool call if the caller returned none."""
+"""The result stored for a tool call if the caller did not return one."""
 CLOSING, CLOSED = f"{INCOMING}call-", "closed-"
-"""Prefixes of the steps that store `NO_RESULT` for an open call: in the next turn, or in the turn that made the
+"""Prefixes for the steps that store `NO_RESULT` for an open call: in the next turn, or in the turn that made the
 call."""
 UNANSWERED = "unanswered-"
-"""Prefix of the steps that `close_inbox` adds."""
+"""Prefix for the steps added by `close_inbox`."""
 ENDED_FIRST = "This message was not answered: the conversation ended first."
-"""The note that models see on an unanswered message, if a later conversation begins with this transcript."""
+"""The note that models see on an unanswered message if a later conversation begins with this transcript."""
 _RESULTS_READ = 20
-"""The number of tool results that one statement reads at the end of a transcript. One step usually has fewer."""
+"""Number of tool results at the end of a transcript read by one statement. A step usually has fewer."""
 NOTICES_KEPT = 20
-"""The maximum number of notices of one session. A few lines are enough to report what happened since its last turn, and
-with this limit a session that nobody uses cannot fill the store."""
+"""Maximum number of notices per session. A few lines are enough to report what has happened since its last turn, and
+with this limit, a session that nobody uses cannot fill the store."""
 NOTICE_CHARACTERS = 2000
-"""The longest notice. It says what happened and where to look, not every detail."""
+"""Maximum length of a notice. It says what happened and where to look, not every detail."""
 PAGE_BYTES = 2 * 1024 * 1024
-"""The default size of a page: hundreds of ordinary messages."""
+"""Default size of a page: hundreds of ordinary messages."""
 
 
 def _row(row: Any) -> MessageRow:
@@ -71,7 +72,7 @@ def append(
     now: float,
     settling: bool = False,
 ) -> MessageRow:
-    """Adds a row at the end of the transcript. Raises Conflict if this step of the turn is already committed.
+    """Adds a row at the end of the transcript. Raises Conflict if this step of the turn has already been committed.
 
     `settling` is for the last rows of a turn whose session ended while the turn was running. Its calls still need
     results.
@@ -92,7 +93,7 @@ def append(
 
 
 def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow]:
-    """Adds the messages accepted for a running turn since the last call to the transcript, as the steps <prefix>0,
+    """Adds the messages accepted for a running turn since the last call to the transcript, as steps <prefix>0,
     <prefix>1, …. Returns them."""
     db.lock("turn", turn)
     session = db.execute("SELECT session FROM messages WHERE turn = ? AND seq IS NULL LIMIT 1", (turn,)).get
@@ -104,10 +105,10 @@ def place_steered(db: Db, turn: str, prefix: str, now: float) -> list[MessageRow
 
 
 def close_inbox(db: Db, session: str) -> list[MessageRow]:
-    """Adds the messages that an ended session will not answer to the transcript, in the order of acceptance and marked
-    as unanswered. These are messages that waited in the queue, and messages that arrived too late for the running turn.
-    Does nothing while a turn is still running in the session, since the rows of that turn come first. Messages that
-    their sender withdrew are left out."""
+    """Adds the messages that an ended session will not answer to the transcript, in order of acceptance and marked as
+    unanswered. These are messages that were waiting in the queue, and messages that arrived too late for the running
+    turn. Does nothing while a turn is still running in the session, since that turn's rows come first. Messages
+    withdrawn by their sender and notes that were offered with a message are left out."""
     db.lock("session", session)
     if not is_idle(db, session):
         return []
@@ -117,7 +118,7 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
         " AND (turns.state = 'refused' OR turns.started IS NOT NULL) ORDER BY messages.id",
         (session,),
     )
-    found = [_row(row) for row in waiting.fetchall()]
+    found = [row for row in map(_row, waiting.fetchall()) if not is_offer(row.message)]
     if found:
         answered = frozenset(row.message.call_id for row in found)
         close_calls(db, session, found[0].at, except_ids=answered, settling=True)
@@ -137,12 +138,12 @@ def close_inbox(db: Db, session: str) -> list[MessageRow]:
 
 
 def count_waiting(db: Db, turn: str) -> int:
-    """Returns the number of accepted messages of the turn that have no position yet."""
+    """Returns the number of the turn's accepted messages that have no position yet."""
     return int(db.execute("SELECT count(*) FROM messages WHERE turn = ? AND seq IS NULL", (turn,)).get)
 
 
 def waiting(db: Db, turn: str) -> list[Message]:
-    """Returns the accepted messages of the turn that have no position yet, in order."""
+    """Returns the turn's accepted messages that have no position yet, in order."""
     rows = db.execute("SELECT body, packed FROM messages WHERE turn = ? AND seq IS NULL ORDER BY id", (turn,))
     return [unpack(body, packed) for body, packed in rows]
 
@@ -164,7 +165,7 @@ def move(db: Db, from_turn: str, to_turn: str) -> int:
 
 
 def journal(db: Db, turn: str) -> list[MessageRow]:
-    """Returns the committed steps of a turn, in order."""
+    """Returns a turn's committed steps, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE turn = ? AND step IS NOT NULL ORDER BY seq NULLS FIRST", (turn,)
     )
@@ -172,12 +173,12 @@ def journal(db: Db, turn: str) -> list[MessageRow]:
 
 
 def history(db: Db, session: str, before_turn: str | None = None) -> list[Message]:
-    """Returns the messages of the session in order, except undone ones and those of `before_turn`."""
+    """Returns the session's messages in order, except undone ones and those of `before_turn`."""
     return [message for _, message in placed(db, session, before_turn=before_turn)]
 
 
 def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = None) -> list[tuple[int, Message]]:
-    """Returns the same as `history`, with positions, for the messages after position `after`."""
+    """Like `history`, for the messages after position `after`, with their positions."""
     others, values = ("", ()) if before_turn is None else (" AND turn IS DISTINCT FROM ?", (before_turn,))
     rows = db.execute(
         f"SELECT seq, body, packed FROM messages WHERE session = ? AND seq > ? AND undone IS NULL{others}"
@@ -188,21 +189,21 @@ def placed(db: Db, session: str, *, after: int = 0, before_turn: str | None = No
 
 
 def is_shown(db: Db, session: str, place: int) -> bool:
-    """True if there is a message at this position that was not undone."""
+    """True if there is a message at this position that has not been undone."""
     found = db.execute("SELECT 1 FROM messages WHERE session = ? AND seq = ? AND undone IS NULL", (session, place)).get
     return found is not None
 
 
 def count_shown(db: Db, session: str, first: int, last: int) -> int:
-    """Returns the number of messages from position `first` to `last` that were not undone."""
+    """Returns the number of messages from position `first` to `last` that have not been undone."""
     counted = "SELECT count(*) FROM messages WHERE session = ? AND seq >= ? AND seq <= ? AND undone IS NULL"
     return int(db.execute(counted, (session, first, last)).get)
 
 
 def count_user_messages(db: Db, session: str, most: int) -> int:
-    """Returns the number of messages that users sent in this conversation and did not undo. Stops counting at `most`.
-    Messages copied from an earlier conversation belong to no turn and are not counted. Notices of the gateway have no
-    text and are not counted either."""
+    """Returns the number of messages that users have sent in this conversation and not undone. Stops counting at
+    `most`. Messages copied from an earlier conversation belong to no turn and are not counted. Notices from the gateway
+    have no text and are not counted either."""
     found, after = 0, 0
     while found < most:
         missing = most - found
@@ -221,7 +222,7 @@ def count_user_messages(db: Db, session: str, most: int) -> int:
 def open_calls(db: Db, session: str) -> tuple[ToolCall, ...]:
     """Returns the calls at the end of the transcript that have no result yet because the caller runs their tools."""
     answered: set[str] = set()
-    before, most = _LAST, 1  # in most conversations the last message is no result
+    before, most = _LAST, 1  # in most conversations, the last message is not a tool result
     while True:
         rows = db.execute(
             "SELECT seq, role, body, packed FROM messages WHERE session = ? AND seq < ? AND undone IS NULL"
@@ -249,8 +250,8 @@ def close_calls(
     step: str = CLOSING,
     settling: bool = False,
 ) -> int:
-    """Adds the result `NO_RESULT` for each open call of the session, except those in `except_ids`. Returns the number
-    of calls. The results are the steps <step>0, <step>1, … of `turn` and are undone together with the turn. Without
+    """Adds the result `NO_RESULT` for each of the session's open calls, except those in `except_ids`. Returns the
+    number of calls. The results are steps <step>0, <step>1, … of `turn` and are undone together with the turn. Without
     `turn`, they belong to no turn."""
     db.lock("session", session)
     left = [call for call in open_calls(db, session) if call.id not in except_ids]
@@ -262,7 +263,7 @@ def close_calls(
 
 
 def first_of(db: Db, turn: str) -> int | None:
-    """Returns the first position of a turn in the transcript."""
+    """Returns a turn's first position in the transcript."""
     place: int | None = db.execute("SELECT min(seq) FROM messages WHERE turn = ? AND step IS NOT NULL", (turn,)).get
     return place
 
@@ -277,8 +278,8 @@ def page(
     undone: bool = False,
 ) -> list[MessageRow]:
     """Returns a page of rows after position `after`. Undone rows are included only if requested. The page ends before
-    the message that would make it larger than `most_bytes`. If the first message alone is larger, it is returned alone
-    and complete."""
+    the message that would make it larger than `most_bytes`. If even the first message is larger, it is returned alone
+    and in full."""
     hidden = "" if undone else "AND undone IS NULL"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ? AND seq > ? {hidden} ORDER BY seq NULLS FIRST LIMIT ?",
@@ -319,8 +320,8 @@ def newest(
     most_bytes: int = PAGE_BYTES,
     role: Role | None = None,
 ) -> list[MessageRow]:
-    """Returns the last rows of the transcript in order, except undone ones. Optionally only rows before position
-    `before`, or of one role. The size is bounded as in `page`, counted from the end."""
+    """Returns the transcript's last rows in order, except undone ones; optionally only rows before position `before`,
+    or with one role. The size is bounded as in `page`, counted from the end."""
     only = "" if role is None else "AND role = ?4"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM messages WHERE session = ?1 AND seq < ?2 AND undone IS NULL {only}"
@@ -369,8 +370,8 @@ def undo(db: Db, turn: str, now: float) -> int:
 
 
 def add_notice(db: Db, session: str, text: str, now: float) -> None:
-    """Adds a notice, unless the session has ended or is gone. The session keeps the last `NOTICES_KEPT`. A notice is
-    delivered once, in the transaction that takes the next turn. Until then it survives restarts."""
+    """Adds a notice, unless the session has ended or been deleted. The session keeps the last `NOTICES_KEPT` notices. A
+    notice is delivered once, in the transaction that takes the next turn. Until then, it survives restarts."""
     db.lock("session", session)
     db.execute(
         "INSERT INTO notices(session, text, at) SELECT id, ?, ? FROM sessions WHERE id = ? AND ended IS NULL",
@@ -384,7 +385,7 @@ def add_notice(db: Db, session: str, text: str, now: float) -> None:
 
 
 def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> None:
-    """Adds several lines of text, split into several notices if it is too long for one."""
+    """Adds several lines of text, split into several notices if they are too long for one."""
     text = ""
     for line in lines:
         if text and len(text) + len(line) >= NOTICE_CHARACTERS:
@@ -395,8 +396,8 @@ def add_notice_lines(db: Db, session: str, lines: Sequence[str], now: float) -> 
 
 
 def take_notices(db: Db, session: str) -> str:
-    """Removes all notices of the session and returns them as one text, the oldest first. There are nearly always
-    none."""
+    """Removes all of the session's notices and returns them as one text, oldest first. The text is nearly always
+    empty."""
     db.lock("session", session)
     rows: list[Any] = db.execute("SELECT text FROM notices WHERE session = ? ORDER BY id", (session,)).fetchall()
     if rows:
@@ -406,7 +407,7 @@ def take_notices(db: Db, session: str) -> str:
 
 def _advance(db: Db, session: str, now: float | None, *, even_ended: bool = False) -> None:
     """Increments the session's version. A message from a person also counts as activity (`now`). Model answers and tool
-    results do not, so that committing them does not write to two indexes."""
+    results do not, so committing them does not write to two indexes."""
     activity = "" if now is None else ", active = CASE WHEN active < ?2 THEN ?2 ELSE active END"
     only_live = "" if even_ended else " AND ended IS NULL"
     live = db.execute(

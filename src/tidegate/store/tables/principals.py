@@ -1,10 +1,10 @@
 """Principals and their keys.
 
 Keys are stored only as digests. A lookup is one exact match of 32 bytes that nobody can choose freely (the token has
-240 random bits), so its timing reveals nothing. A code works once. A revoked or expired key is treated as absent, but
-its digest is kept. A browser's sign-in is one row with the digests of its cookie and its page token. Each of these is
-useless without the other. Every addition, revocation and sign-in is recorded in the audit log in the same transaction;
-`by` is the acting principal, or None for the gateway itself.
+240 random bits), so its timing reveals nothing. A code works only once. A revoked or expired key is treated as absent,
+but its digest is kept. A browser's sign-in is one row with the digests of its cookie and its page token, each of which
+is useless without the other. Every addition, revocation and sign-in is recorded in the audit log in the same
+transaction; `by` is the acting principal, or None for the gateway itself.
 """
 
 from typing import Literal
@@ -22,8 +22,8 @@ _agents = msgspec.json.Decoder(tuple[str, ...]).decode
 _COLUMNS = "principals.id, name, role, agents, principals.created"
 _KEY_COLUMNS = "id, principal, kind, label, created, expires, used, revoked"
 _USED_EVERY = 60.0
-"""The precision of `used` in seconds. `used` shows an operator whether a key is in use. A precision of one minute is
-enough and saves a write per call."""
+"""The precision of `used`, in seconds. `used` shows operators whether a key is in use; a precision of one minute is
+enough for this and saves a write per call."""
 
 
 def add(
@@ -75,7 +75,7 @@ def add_key(
     *,
     by: str | None = None,
 ) -> str:
-    """Records a key's digest. Returns the key's id, which is not secret. Cookies are added on sign-in. For them, `page`
+    """Records a key's digest. Returns the key's id, which is not secret. Cookies are added at sign-in; for them, `page`
     is the digest of the page token."""
     id = new_id("k")
     db.execute(
@@ -93,7 +93,7 @@ def add_key(
 def authenticate(
     db: Db, digest: bytes, kind: KeyKind, now: float, page: bytes | None = None
 ) -> tuple[str, PrincipalRow] | None:
-    """Returns the id and the principal of a valid key. Only reads, so it works even if nothing can be written."""
+    """Returns a valid key's id and principal. Only reads, so it works even if nothing can be written."""
     row = db.execute(
         f"SELECT keys.id, {_COLUMNS} FROM keys JOIN principals ON principals.id = keys.principal WHERE digest = ?"
         " AND kind = ? AND page_digest IS NOT DISTINCT FROM ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)",
@@ -109,12 +109,12 @@ def mark_used(db: Db, digest: bytes, now: float) -> None:
 
 
 def key_exists(db: Db, digest: bytes) -> bool:
-    """True if this key was ever recorded, valid or not."""
+    """True if this key has ever been recorded, whether or not it is still valid."""
     return db.execute("SELECT 1 FROM keys WHERE digest = ?", (digest,)).get is not None
 
 
 def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
-    """Uses a one-time code. Returns its principal the first time, and None afterwards."""
+    """Redeems a one-time code. Returns its principal the first time, and None afterwards."""
     principal = db.execute(
         "UPDATE keys SET used = ?1, revoked = ?1 WHERE digest = ?2 AND kind = 'code' AND revoked IS NULL"
         " AND (expires IS NULL OR expires > ?1) RETURNING principal",
@@ -127,20 +127,20 @@ def use_code(db: Db, digest: bytes, now: float) -> PrincipalRow | None:
 
 
 def code_state(db: Db, digest: bytes) -> Literal["used", "expired", "unknown"]:
-    """Returns the reason why a code was refused. A code that no longer works is deleted after a while, and is unknown
+    """Returns the reason why a code was refused. A code that no longer works is deleted after a while and is unknown
     from then on."""
     rows = db.execute("SELECT used FROM keys WHERE digest = ? AND kind = 'code'", (digest,)).fetchall()
     return "unknown" if not rows else "expired" if rows[0][0] is None else "used"
 
 
 def holder(db: Db, key: str) -> PrincipalRow | None:
-    """Returns the principal of the key with this id."""
+    """Returns the principal who owns the key with this id."""
     principal = db.execute("SELECT principal FROM keys WHERE id = ?", (key,)).get
     return None if principal is None else get(db, principal)
 
 
 def list_keys(db: Db, principal: str | None = None, kind: KeyKind | None = None) -> list[KeyRow]:
-    """Returns the keys of one principal or of all, the oldest first."""
+    """Returns the keys of one or all principals, oldest first."""
     where, values = _matching(principal=principal, kind=kind)
     rows = db.execute(f"SELECT {_KEY_COLUMNS} FROM keys WHERE {where} ORDER BY created, id", values)
     return [KeyRow(*row) for row in rows]
@@ -155,7 +155,7 @@ def revoke(
     principal: str | None = None,
     by: str | None = None,
 ) -> list[str]:
-    """Revokes valid keys of this kind: all of them, only the one with this id, or those of one principal. Returns the
+    """Revokes valid keys of this kind: all of them, only the one with this id, or one principal's keys. Returns their
     ids."""
     where, values = _matching(kind=kind, id=id, principal=principal)
     rows = db.execute(
@@ -170,8 +170,8 @@ def revoke(
 
 
 def prune_keys(db: Db, before: float, limit: int) -> int:
-    """Deletes up to `limit` codes and cookies that stopped working before the given time. Returns their number. Keys of
-    other kinds are never deleted, so `key_exists` still recognises them."""
+    """Deletes up to `limit` codes and cookies that stopped working before the given time. Returns their number. Other
+    kinds of keys are never deleted, so `key_exists` still recognises them."""
     db.execute(
         "DELETE FROM keys WHERE id IN (SELECT id FROM keys WHERE kind IN ('code', 'cookie')"
         " AND coalesce(revoked, expires) < ? LIMIT ?)",

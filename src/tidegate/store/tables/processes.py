@@ -1,9 +1,9 @@
-"""Background processes of sessions, each recorded before it is spawned.
+"""Sessions' background processes, each recorded before it is spawned.
 
-The row of a process is written before the process exists, so processes that survive a crash can be found by name. No
-two live processes of a session have the same name. The end of a process is recorded once, and reported to the agent
-once. The rows say which processes should be alive. The code that spawns and ends processes compares the rows with the
-processes that are alive.
+A process's row is written before the process exists, so processes that survive a crash can be found by name. No two
+live processes in a session have the same name. The end of a process is recorded once, and reported to the agent once.
+The rows say which processes should be alive. The code that spawns and stops processes compares the rows with the
+processes that are actually alive.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tidegate.errors import Conflict
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import ConstraintError, Db
 from tidegate.store.rows import LISTED, ProcessEnd, ProcessRow
-from tidegate.store.tables import open_turns, turns
+from tidegate.store.tables.turns import open_turns, turns
 
 _COLUMNS = (
     "processes.id, session, processes.name, command, backend, pid, start_ticks, state, exit_code, restart, notify,"
@@ -38,8 +38,8 @@ def begin(
     notify: bool,
     now: float,
 ) -> ProcessRow:
-    """Records a process. Must be committed before the process is spawned. Raises Conflict if a live process of the
-    session has this name. The channel of the process is that of the running turn."""
+    """Records a process. Must be committed before the process is spawned. Raises Conflict if a live process in the
+    session has this name. The process gets the running turn's channel."""
     db.lock("session", session)
     try:
         found = db.insert_unique(
@@ -50,7 +50,7 @@ def begin(
         ).get
     except ConstraintError:
         raise Conflict(
-            f"A process named {name!r} is already running in this session; end it first, or choose another name.",
+            f"A process named {name!r} is already running in this session; stop it first, or choose another name.",
             code="process_name",
         ) from None
     if found is None:
@@ -59,8 +59,8 @@ def begin(
 
 
 def restart(db: Db, id: str, *, new_id: str, log: str, now: float) -> ProcessRow | None:
-    """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if it was
-    already restarted, or if another live process has its name."""
+    """Restarts a lost process that is marked `restart`, once: the mark moves to the new row. Returns None if it has
+    already been restarted, or if another live process has its name."""
     db.lock("process", id)
     old = db.execute(
         f"UPDATE processes SET restart = 0 WHERE id = ? AND state = 'lost' AND restart = 1 RETURNING {_COLUMNS}", (id,)
@@ -94,8 +94,8 @@ def _channel(db: Db, session: str) -> str:
 
 
 def mark_running(db: Db, id: str, *, pid: int, start_ticks: int | None) -> bool:
-    """Records that the process runs, with its pid. Returns False if it should no longer start; the caller must then end
-    it."""
+    """Records that the process is running, with its pid. Returns False if it should no longer be started; the caller
+    must then stop it."""
     db.lock("process", id)
     running = db.execute(
         "UPDATE processes SET state = 'running', pid = ?, start_ticks = ? WHERE id = ? AND state = 'starting'"
@@ -109,8 +109,8 @@ def mark_ended(
     db: Db, id: str, *, state: ProcessEnd, exit_code: int | None, now: float, end_reported: bool = False
 ) -> ProcessRow | None:
     """Records the end of a process: it exited (exited), was stopped (ended), or was lost with the gateway (lost).
-    Returns the row, or None if the end is already recorded. `end_reported` is True if the agent already knows of the
-    end because it stopped the process itself."""
+    Returns the row, or None if the end is already recorded. `end_reported` is True if the agent already knows that the
+    process has ended because it stopped the process itself."""
     db.lock("process", id)
     row = db.execute(
         f"UPDATE processes SET state = ?, exit_code = ?, ended = ?, told = ? WHERE id = ? AND {_LIVE}"
@@ -121,7 +121,7 @@ def mark_ended(
 
 
 def get(db: Db, id: str) -> ProcessRow | None:
-    """Returns the process with this id, whoever its principal is. For internal use."""
+    """Returns the process with this id, whoever it belongs to. For internal use."""
     row = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE id = ?", (id,)).get
     return None if row is None else _row(row)
 
@@ -148,13 +148,13 @@ def of_session(db: Db, session: str, *, principal: str | None, limit: int = LIST
 
 
 def live(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Returns processes of all sessions that should be alive, ordered by id. `after` is the last id seen."""
+    """Returns all sessions' processes that should be alive, ordered by id. `after` is the last id seen."""
     rows = db.execute(f"SELECT {_COLUMNS} FROM processes WHERE {_LIVE} AND id > ? ORDER BY id LIMIT ?", (after, limit))
     return [_row(row) for row in rows]
 
 
 def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Returns processes of live sessions that were lost with the gateway and are marked `restart`, ordered by id."""
+    """Returns live sessions' processes that were lost with the gateway and are marked `restart`, ordered by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE state = 'lost' AND restart = 1"
         " AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -164,7 +164,7 @@ def restartable(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRo
 
 
 def unreported(db: Db, *, after: str = "", limit: int = 1000) -> list[ProcessRow]:
-    """Returns ended processes of live sessions whose end has not been reported to the agent yet, ordered by id."""
+    """Returns live sessions' ended processes whose end has not been reported to the agent yet, ordered by id."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM processes JOIN sessions ON sessions.id = session WHERE processes.ended IS NOT NULL"
         " AND told = 0 AND processes.id > ? AND sessions.ended IS NULL ORDER BY processes.id LIMIT ?",
@@ -184,7 +184,7 @@ def mark_reported(db: Db, id: str) -> bool:
 
 
 def prune(db: Db, session: str, keep: int, limit: int = LISTED) -> list[ProcessRow]:
-    """Deletes up to `limit` ended processes, the oldest first, except the last `keep` and those that are still to be
+    """Deletes up to `limit` ended processes, oldest first, except the last `keep` and those that are still to be
     reported or restarted. Returns them, so that their logs can be removed."""
     db.lock("session", session)
     over = int(db.execute(f"SELECT count(*) FROM processes WHERE session = ? AND {_FINISHED}", (session,)).get) - keep

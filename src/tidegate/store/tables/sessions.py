@@ -1,11 +1,11 @@
-"""Sessions: their creation, prompt, end and deletion, and the end hooks that are still to run.
+"""Sessions: their creation, prompt, end and deletion, and pending end hooks.
 
-A session ends once, in one transaction with everything that ends with the session, and is never written to afterwards.
-A principal has at most one live session of each name. `get` is for internal use (recovery, turns); code that serves a
-caller uses `owned`, `live_by_name` or `listing` with the caller's principal.
+A session ends once, in one transaction with everything that ends with it, and is never written to afterwards. A
+principal has at most one live session with a given name. `get` is for internal use (recovery, turns); code that serves
+a caller uses `owned`, `live_by_name` or `listing` with the caller's principal.
 
-End hooks: a row is added in the transaction that ends the session or marks it for deletion, and marked done once. Hooks
-that did not run because of a crash are found here at the next start.
+For each end hook, a row is added in the transaction that ends the session or marks it for deletion, and marked as done
+once. Hooks that did not run because of a crash are found here at the next start.
 """
 
 import hashlib
@@ -26,7 +26,8 @@ from tidegate.store.rows import (
     decompress,
     encode,
 )
-from tidegate.store.tables import approvals, messages, search_index, usage, workspaces
+from tidegate.store.tables import approval_rules, approvals, messages, usage, workspaces
+from tidegate.store.tables.search import search_index
 from tidegate.values import Failure, Prefix
 
 _COLUMNS = (
@@ -51,7 +52,7 @@ this name."""
 
 
 class SessionEnd(Row, frozen=True):
-    """The effect of a session's end on others: the queued turns that were refused."""
+    """What else ended with a session: the queued turns that were refused."""
 
     refused: tuple[str, ...]
 
@@ -74,9 +75,9 @@ def create(
     memory_seen: int = 0,
     caller_tools: bytes = b"",
 ) -> SessionRow:
-    """Creates a session with a frozen prompt and tools. `extra` is the end of the prompt that is specific to this
-    session. It is stored only as part of the prompt. Raises Conflict if the principal has a live session of this
-    name."""
+    """Creates a session with a frozen prompt and tools. `extra` is the part at the end of the prompt that is specific
+    to this session. It is stored only as part of the prompt. Raises Conflict if the principal has a live session with
+    this name."""
     length, digest = _extra(extra)
     _check_extra(prefix, length, digest)
     frozen = _keep_prefix(db, prefix)
@@ -107,7 +108,7 @@ def create(
             msgspec.structs.astuple(row),
         )
     except ConstraintError:
-        raise Conflict("A live session of that name or id already exists.") from None
+        raise Conflict("There is already a live session with that name or id.") from None
     if title or name:
         search_index.retitled(db, id)
     return row
@@ -131,14 +132,14 @@ def existing(db: Db, ids: Sequence[str]) -> set[str]:
 
 
 def version(db: Db, id: str) -> int:
-    """Returns a counter that increases with the session's end and with every change of the content that models see. -1
-    if the session does not exist."""
+    """Returns a counter that increases with every change to the content that models see and when the session ends, or
+    -1 if the session does not exist."""
     found: int | None = db.execute("SELECT version FROM sessions WHERE id = ?", (id,)).get
     return -1 if found is None else found
 
 
 def owned(db: Db, id: str, principal: str) -> SessionRow | None:
-    """Returns the session, if it belongs to this principal."""
+    """Returns the session if it belongs to this principal."""
     row = db.execute(f"SELECT {_COLUMNS} FROM sessions WHERE id = ? AND principal = ?", (id, principal)).get
     return None if row is None else SessionRow(*row)
 
@@ -159,9 +160,9 @@ def listing(
     limit: int = 50,
     before: tuple[float, str] | None = None,
 ) -> list[SessionRow]:
-    """Lists sessions, the most recently active first. `before` is (active, id) of the last session seen.
-    `principal=None` is the operator's view of all sessions. Sessions of delegated tasks belong to other sessions and
-    are left out."""
+    """Lists sessions, most recently active first. `before` is (active, id) of the last session seen. `principal=None`
+    is the operator's view of all sessions. The sessions of delegated tasks belong to other sessions and are left
+    out."""
     where = [f"(kind <> 'ephemeral' OR NOT {_IS_TASK})"]
     values: list[float | str | None] = []
     if principal is not None:
@@ -189,8 +190,8 @@ def listed(db: Db, ids: Sequence[str]) -> list[SessionRow]:
 
 
 def refreeze(db: Db, id: str, prefix: Prefix, encoder: int, memory_seen: int = 0) -> bool:
-    """Replaces the session's frozen prompt and tools, which are never changed otherwise. Returns True if the new ones
-    differ from the old ones. Raises Conflict if the prompt does not end with the session's own part."""
+    """Replaces the session's frozen prompt and tools, which never change otherwise. Returns True if the new ones differ
+    from the old ones. Raises Conflict if the prompt does not end with the session's own part."""
     db.lock("session", id)
     row = get(db, id)
     if row is None or row.ended is not None:
@@ -218,7 +219,7 @@ def set_caller_tools(db: Db, row: SessionRow, prefix: Prefix, digest: bytes) -> 
 
 
 def reencode(db: Db, id: str, encoder: int) -> bool:
-    """Records the encoder version that the session's requests use from now on. Returns False if the version is
+    """Records the encoder version used for the session's requests from now on. Returns False if the version is
     unchanged, or if the session has ended."""
     db.lock("session", id)
     changed = db.execute(
@@ -267,12 +268,12 @@ def touch(db: Db, id: str, now: float) -> None:
 def end(
     db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
 ) -> SessionEnd | None:
-    """Ends the session for good, exactly once. Returns None if the session has already ended or does not exist. With
-    `only_idle_since`, also returns None if `idle` would no longer return the session.
+    """Ends the session for good, exactly once. Returns None if the session has already ended or does not exist, and,
+    with `only_idle_since`, also if `idle` would no longer return the session.
 
-    In the same transaction, settings and the saved shell are deleted, open approvals are cancelled, the workspace
-    becomes trash, and queued turns are refused. Their messages enter the transcript as unanswered, now or at the end of
-    the running turn. Each hook gets a pending row.
+    In the same transaction, settings, stored approvals and the saved shell are deleted, open approvals are cancelled,
+    the workspace becomes trash, and queued turns are refused. Their messages are added to the transcript as unanswered,
+    either now or at the end of the running turn. Each hook gets a pending row.
     """
     db.lock("session", id)
     idle, since = ("", ()) if only_idle_since is None else (f" AND active < ? AND {_NO_WORK}", (only_idle_since,))
@@ -286,6 +287,7 @@ def end(
     db.execute("DELETE FROM settings WHERE session = ?", (id,))
     db.execute("DELETE FROM notices WHERE session = ?", (id,))
     approvals.cancel_session(db, id, now)
+    approval_rules.end_session(db, id)
     workspaces.trash(db, id, now)
     refused: list[Any] = db.execute(
         "UPDATE turns SET state = 'refused', finish = 'error', finished = ?, error = ?"
@@ -299,7 +301,7 @@ def end(
 
 
 def mark_for_deletion(db: Db, id: str) -> bool:
-    """Marks an ended session for deletion as soon as no other hook is pending, for whatever reason it ended. Returns
+    """Marks an ended session for deletion as soon as no other hook is pending, whatever the reason for its end. Returns
     False if it does not exist or has not ended."""
     db.lock("session", id)
     found = db.execute(
@@ -315,8 +317,8 @@ def delete(db: Db, id: str) -> bool:
     """Deletes the session and everything that belongs only to it. Returns False if it does not exist.
 
     For an ephemeral session, receipts that contain their outcome are kept until they expire, and the usage rows keep
-    their principal. For a named session, the hourly spending of its principal is kept. `maintenance.tidy` deletes the
-    prompt of an ephemeral session later, since the next session usually has the same one.
+    their principal. For a named session, its principal's hourly spending is kept. An ephemeral session's prompt is
+    deleted later by `maintenance.tidy`, since the next session usually has the same one.
     """
     db.lock("session", id)
     found = db.execute("SELECT prefix, kind FROM sessions WHERE id = ?", (id,)).get
@@ -345,7 +347,7 @@ def delete(db: Db, id: str) -> bool:
 
 
 def delete_messages(db: Db, id: str, limit: int) -> int:
-    """Deletes the first `limit` messages of an ended session. This prepares for `delete`, which would take too long
+    """Deletes the first `limit` messages of an ended session, in preparation for `delete`, which would take too long
     with all messages. Returns the number of deleted rows, which is 0 while any hook other than the deletion is
     pending."""
     db.lock("session", id)
@@ -366,7 +368,7 @@ def delete_messages(db: Db, id: str, limit: int) -> int:
 
 
 def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
-    """Returns live sessions without activity since `before` and without a queued or running turn, the longest idle
+    """Returns live sessions without activity since `before` and without a queued or running turn, longest idle
     first."""
     rows = db.execute(
         f"SELECT id FROM sessions WHERE kind = ? AND ended IS NULL AND active < ? AND {_NO_WORK}"
@@ -377,7 +379,7 @@ def idle(db: Db, *, kind: SessionKind, before: float, limit: int) -> list[str]:
 
 
 def ended_before(db: Db, before: float, limit: int) -> list[str]:
-    """Returns sessions that ended before the given time and whose hooks have all run, the oldest first."""
+    """Returns sessions that ended before the given time and whose hooks have all run, oldest first."""
     rows = db.execute(
         "SELECT id FROM sessions WHERE ended IS NOT NULL AND ended < ? AND NOT EXISTS("
         "SELECT 1 FROM endings WHERE endings.session = sessions.id AND done IS NULL) ORDER BY ended NULLS FIRST"
@@ -388,8 +390,8 @@ def ended_before(db: Db, before: float, limit: int) -> list[str]:
 
 
 def _lower_mark(db: Db) -> None:
-    """Lowers the marks of the search indexes to the highest row id. Row ids are reused once the highest row is deleted,
-    and a mark must not be above the id of a future row."""
+    """Lowers the search indexes' marks to the highest row id. Row ids are reused once the highest row is deleted, and a
+    mark must not be above the id of a future row."""
     db.execute(
         "UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM messages)"
         " WHERE (key IN ('indexed', 'former') OR key LIKE 'indexed:%')"
@@ -398,7 +400,7 @@ def _lower_mark(db: Db) -> None:
 
 
 def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
-    """Stores a prefix once, however many sessions use it. Returns its id."""
+    """Stores a prefix only once, however many sessions use it. Returns its id."""
     digest = identity(prefix)
     if db.execute("SELECT 1 FROM prefixes WHERE id = ?", (digest,)).get is None:
         db.execute("INSERT INTO prefixes(id, body, packed) VALUES(?, ?, ?)", (digest, *compress(encode(prefix))))
@@ -406,8 +408,7 @@ def _keep_prefix(db: Db, prefix: Prefix) -> bytes:
 
 
 def _extra(text: str) -> tuple[int, bytes]:
-    """Returns the length and digest of the part of the prompt that is specific to a session, without surrounding
-    whitespace."""
+    """Returns the length and digest of the session-specific part of the prompt, without surrounding whitespace."""
     text = text.strip()
     return len(text), hashlib.sha256(encode(text)).digest() if text else b""
 
@@ -444,7 +445,7 @@ def drop_unused_prefix(db: Db, prefix_id: bytes) -> int:
     return db.changes()
 
 
-# -- end hooks: work that remains to be done for sessions that have ended --
+# -- end hooks: work that remains to be done for ended sessions --
 
 
 def owe_hook(db: Db, session: str, hook: str) -> None:
@@ -482,8 +483,8 @@ def attempt_hook(db: Db, session: str, hook: str) -> int:
 
 
 def finish_hook(db: Db, session: str, hook: str, now: float) -> bool:
-    """Marks the hook as done. Returns True only the first time. So if the effect of the hook is performed in the same
-    transaction, it happens exactly once."""
+    """Marks the hook as done. Returns True only the first time, so a hook's effect happens exactly once if it is part
+    of the same transaction."""
     db.lock("session", session)
     first = db.execute(
         "UPDATE endings SET done = ? WHERE session = ? AND hook = ? AND done IS NULL RETURNING 1", (now, session, hook)

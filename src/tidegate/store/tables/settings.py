@@ -1,14 +1,13 @@
-"""Settings of a session (model, reasoning, …) that a person has chosen, with source and expiry, and switches of the
-model.
+"""A session's settings (model, reasoning, …) as chosen by a person, with source and expiry, and model switches.
 
-A setting lasts until its session ends, its time expires, or it is cleared. An ended session has no settings, and none
-can be added. A setting expires exactly at its time, even if its row is removed later. The operator can see all settings
-except those that the gateway keeps for itself.
+A setting lasts until its session ends, it expires, or it is cleared. An ended session has no settings, and none can be
+added. A setting expires exactly at its expiry time, even if its row is removed later. The operator can see all settings
+except those that are internal to the gateway.
 
-The model is notified of a switch once, with the next message, in the transaction that takes the turn of that message.
-Until then the notification survives restarts. A choice that is undone before the next message is not mentioned. A
-temporary choice is mentioned when it begins and when it ends. Pending switches are stored as a setting of the session,
-so a turn without a switch costs no extra read.
+The model is told about a switch once, with the next message, in the transaction that takes that message's turn. Until
+then, the notice survives restarts. A choice that is undone before the next message is not mentioned. A temporary choice
+is mentioned when it begins and when it ends. Pending switches are stored as one of the session's settings, so a turn
+without a switch needs no extra read.
 """
 
 from collections.abc import Sequence
@@ -19,13 +18,13 @@ import msgspec
 from tidegate.store.interface import Db
 from tidegate.store.rows import SettingRow, encode
 from tidegate.store.tables import messages
-from tidegate.store.tables.turns import refusal
+from tidegate.store.tables.turns.turns import refusal
 
 OWN = "_"
-"""Prefix of keys that are internal to the gateway. They are not listed, since no person chose them."""
+"""Prefix for keys that are internal to the gateway. They are not listed, since no person chose them."""
 
 SWITCH_KEY = f"{OWN}switch"
-"""The key of the setting that stores the switches of which the model has not been notified yet."""
+"""The key of the setting with the switches that the model has not been told about yet."""
 
 SWITCH_TEXT = (
     "The user switched this conversation from model {before} to model {after}; earlier answers are {before}'s."
@@ -59,7 +58,7 @@ def get_all(db: Db, session: str, now: float) -> list[SettingRow]:
 
 
 def clear(db: Db, session: str, key: str | None = None) -> int:
-    """Removes one setting of the session, or all of them. Returns the number removed."""
+    """Removes one or all of the session's settings. Returns the number removed."""
     db.lock("session", session)
     only, values = ("", (session,)) if key is None else (" AND key = ?", (session, key))
     db.execute(f"DELETE FROM settings WHERE session = ?{only}", values)
@@ -67,8 +66,8 @@ def clear(db: Db, session: str, key: str | None = None) -> int:
 
 
 def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str] | None = None) -> list[SettingRow]:
-    """Lists the current settings of all sessions for the operator, the latest first. `before` is (at, session, key) of
-    the last setting seen."""
+    """Lists all sessions' current settings for the operator, latest first. `before` is (at, session, key) of the last
+    setting seen."""
     earlier = "" if before is None else " AND (at, session, key) < (?, ?, ?)"
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM settings WHERE (expires IS NULL OR expires > ?)"
@@ -79,8 +78,8 @@ def list_all(db: Db, now: float, limit: int = 200, before: tuple[float, str, str
 
 
 def expire(db: Db, now: float, limit: int) -> int:
-    """Removes up to `limit` expired settings. Returns their number. It may run at any time, since expired settings are
-    not read."""
+    """Removes up to `limit` expired settings. Returns their number. May be called at any time, since expired settings
+    are not read."""
     db.execute(
         "DELETE FROM settings WHERE (session, key) IN (SELECT session, key FROM settings WHERE expires <= ? LIMIT ?)",
         (now, limit),
@@ -92,7 +91,7 @@ def _row(session: str, key: str, value: bytes, source: str, at: float, expires: 
     return SettingRow(session, key, _decode(value), source, at, expires)
 
 
-# -- switches of a session's model by /model, which the next model is told about --
+# -- switches of a session's model with /model, which the next model is told about --
 
 
 class ModelSwitch(msgspec.Struct, frozen=True, array_like=True):

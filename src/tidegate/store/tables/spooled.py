@@ -1,6 +1,6 @@
 """Spooled results and media, by session.
 
-A row belongs to an existing session, and is found only through that session or its principal. A file without a row
+A row belongs to an existing session, and can be found only through that session or its principal. A file without a row
 belongs to no session, and the spool may remove it. The spool owns the files.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import Db
 from tidegate.store.rows import LISTED, SpooledKind, SpooledRow
-from tidegate.store.tables.turns import refusal
+from tidegate.store.tables.turns.turns import refusal
 
 _LAST = 1e300
 """A time later than that of any row."""
@@ -18,7 +18,7 @@ _COLUMNS = "spooled.id, session, turn, spooled.kind, bytes, lines, media_type, s
 SHOWN = (
     "NOT EXISTS(SELECT 1 FROM messages WHERE messages.turn = spooled.turn AND step IS NOT NULL AND undone IS NOT NULL)"
 )
-"""An SQL condition: the result's turn was not undone."""
+"""An SQL condition: the result's turn has not been undone."""
 
 
 def add(
@@ -48,13 +48,13 @@ def add(
 
 
 def get(db: Db, id: str, session: str) -> SpooledRow | None:
-    """Returns the result, if it belongs to this session."""
+    """Returns the result if it belongs to this session."""
     row = db.execute(f"SELECT {_COLUMNS} FROM spooled WHERE id = ? AND session = ?", (id, session)).get
     return None if row is None else SpooledRow(*row)
 
 
 def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
-    """Returns the result, if its session belongs to this principal."""
+    """Returns the result if its session belongs to this principal."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session WHERE spooled.id = ? AND principal = ?",
         (id, principal),
@@ -63,13 +63,13 @@ def owned(db: Db, id: str, principal: str) -> SpooledRow | None:
 
 
 def is_shown(db: Db, row: SpooledRow) -> bool:
-    """True if the turn of the result has not been undone."""
+    """True if the result's turn has not been undone."""
     found = db.execute(f"SELECT 1 FROM spooled WHERE id = ? AND session = ? AND {SHOWN}", (row.id, row.session)).get
     return found is not None
 
 
 def copy(db: Db, source: str, target: str) -> int:
-    """Copies the rows of `source` that were not undone to `target`, under the same names, for a session that begins
+    """Copies the rows of `source` that have not been undone to `target`, with the same names, for a session that begins
     with the transcript of `source`. Returns their number."""
     db.lock("session", target)
     db.execute(
@@ -82,15 +82,15 @@ def copy(db: Db, source: str, target: str) -> int:
 
 
 def total(db: Db, session: str) -> int:
-    """Returns the bytes that the session uses in the spool."""
+    """Returns the number of bytes that the session uses in the spool."""
     return int(db.execute("SELECT coalesce(sum(bytes), 0) FROM spooled WHERE session = ?", (session,)).get)
 
 
 def of_session(
     db: Db, session: str, *, principal: str | None, after: tuple[float, str] = (0.0, ""), limit: int = LISTED
 ) -> list[SpooledRow]:
-    """Returns the session's results, the oldest first; `after` is (created, id) of the last result seen.
-    `principal=None` is for the gateway and its operator."""
+    """Returns the session's results, oldest first; `after` is (created, id) of the last result seen. `principal=None`
+    is for the gateway and its operator."""
     whose, values = ("", ()) if principal is None else (" AND principal = ?", (principal,))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled JOIN sessions ON sessions.id = session"
@@ -104,7 +104,7 @@ def of_session(
 def latest_texts(
     db: Db, session: str, *, before: tuple[float, str] | None = None, limit: int = LISTED
 ) -> list[SpooledRow]:
-    """Returns the session's text results that were not undone, the newest first; `before` is (created, id) of the last
+    """Returns the session's text results that have not been undone, newest first; `before` is (created, id) of the last
     result seen."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM spooled WHERE session = ? AND (created, id) < (?, ?) AND kind = 'text'"

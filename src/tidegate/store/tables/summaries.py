@@ -1,8 +1,8 @@
 """Summaries that replace old messages in a conversation's requests, as a tree over its transcript.
 
 A summary covers a recorded span of positions that contains either messages or other summaries. Nothing that it covers
-is changed or removed. At any time, the applied summaries that are not covered by other summaries follow each other
-without a gap, beginning at the first position. Models see these summaries, and every message after the last one. A
+is changed or removed. At any time, the applied summaries that are not covered by other summaries follow one another
+without gaps, starting at the first position. Models see these summaries, and every message after the last one. A
 prepared summary is not shown until it is applied. When a message is undone, every summary that covers the message is
 deleted, and the content of these summaries is shown again. Elisions record the positions at which long or unreadable
 content is shown as an excerpt.
@@ -45,7 +45,7 @@ def shown(db: Db, session: str) -> list[SummaryRow]:
 
 
 def prepared(db: Db, session: str) -> list[SummaryRow]:
-    """Returns summaries that wait to be applied, in order."""
+    """Returns summaries that are waiting to be applied, in order."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM summaries WHERE session = ? AND parent IS NULL AND state = 'prepared' ORDER BY first",
         (session,),
@@ -92,8 +92,8 @@ def drop_prepared(db: Db, session: str) -> int:
 
 
 def uncover(db: Db, session: str, place: int) -> int:
-    """Deletes every summary and elision that covers this position or a later one. The content that they covered before
-    this position is shown again. Returns the number of summaries deleted."""
+    """Deletes every summary and elision that covers this position or a later one. Content before this position that
+    they covered is shown again. Returns the number of summaries deleted."""
     db.lock("session", session)
     gone: list[Any] = db.execute(
         "SELECT number FROM summaries WHERE session = ? AND last >= ?", (session, place)
@@ -130,8 +130,8 @@ def count(db: Db, session: str) -> int:
 
 
 def copy(db: Db, source: str, target: str) -> None:
-    """Copies the summaries and elisions of `source` to the transcript that `messages.copy` made for `target`. That
-    transcript has new positions."""
+    """Copies the summaries and elisions of `source` to the transcript that `messages.copy` has created for `target`,
+    which has new positions."""
     db.lock("session", target)
 
     def until(place: int) -> int:

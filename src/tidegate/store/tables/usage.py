@@ -1,10 +1,10 @@
-"""Usage: one row per model call, with tokens as counted by the provider, or else as estimated by the gateway.
+"""Usage: one row per model call, with the tokens counted by the provider or, failing that, estimated by the gateway.
 
 Rows are only added; deleting a session removes the names from its rows and leaves the numbers. Spending is also summed
-by the hour for each principal, agent and job, independently of conversations. So deleting a session never increases a
-budget, and a sum reads hours instead of calls. To keep this cheap, a call adds one row without an index. A timer folds
-these rows into hours, and a sum adds the rows that are not folded yet. The demo model's tokens do not count as
-spending.
+up by the hour for each principal, agent and job, independently of conversations. Deleting a session therefore never
+frees up a budget, and a sum reads hours instead of calls. To keep this cheap, a call adds one row without an index. A
+timer folds these rows into hours, and sums include the rows that have not been folded yet. The demo model's tokens do
+not count as spending.
 """
 
 import math
@@ -59,7 +59,7 @@ _OF: dict[str, str] = {
 """SQL conditions on the hourly rows. A row without an agent records only a principal's spending."""
 
 FOLDED_AT_ONCE = 2000
-"""The number of calls that one write folds into hours in a few milliseconds."""
+"""Number of calls folded into hours in one write, which takes a few milliseconds."""
 
 
 def add(
@@ -119,14 +119,14 @@ def add_side_calls(
 
 
 def spent(db: Db, since: float) -> SpentTotal:
-    """Returns the usage of all models together since the given time, which must be the beginning of an hour."""
+    """Returns the usage of all models together since the given time, which must be at the beginning of an hour."""
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED}", (since, FREE)).get
     return _with_hours(db, new, "", "", since)
 
 
 def spent_by(db: Db, per: Literal["principal", "agent", "session", "job"], key: str, since: float) -> SpentTotal:
-    """Returns the usage of one principal, agent, session or job since the given time, which must be the beginning of an
-    hour."""
+    """Returns the usage of one principal, agent, session or job since the given time, which must be at the beginning of
+    an hour."""
     if per == "session":
         return SpentTotal(*db.execute(f"SELECT {_SPENT} AND session = ?3", (since, FREE, key)).get)
     new = db.execute(f"SELECT {_SPENT} AND {_UNFOLDED} AND {per} = ?3 AND {per} <> ''", (since, FREE, key)).get
@@ -140,7 +140,7 @@ def _with_hours(db: Db, new: tuple[int, int], per: str, key: str, since: float) 
 
 
 def fold(db: Db, limit: int) -> int:
-    """Folds up to `limit` further calls into the hourly sums. Returns the number of calls."""
+    """Folds up to `limit` more calls into the hourly sums. Returns the number of calls."""
     folded, last = db.execute(
         "SELECT value, coalesce((SELECT max(id) FROM usage), 0) FROM meta WHERE key = 'spent'"
     ).get
@@ -171,8 +171,8 @@ def totals(
     principal: str | None = None,
     limit: int = 100,
 ) -> list[UsageTotal]:
-    """Returns the sums of calls in a period, of one principal or of all. Sums by time are in the order of time, limited
-    to the latest `limit`. Other sums are ordered by cost, the highest first."""
+    """Returns sums over the calls in a period, for one or all principals. Sums by time are in chronological order,
+    limited to the latest `limit`. Other sums are ordered by cost, highest first."""
     timed = by in ("hour", "day", "month")
     order = "key DESC" if timed else "cost DESC, input + output DESC, key"
     period, values = _period(since, until, principal)
@@ -187,19 +187,19 @@ def totals(
 
 
 def total(db: Db, *, since: float = 0.0, until: float = math.inf, principal: str | None = None) -> UsageTotal:
-    """Returns the sum of all calls in a period, of one principal or of all."""
+    """Returns the sum over all calls in a period, for one or all principals."""
     period, values = _period(since, until, principal)
     row = db.execute(f"SELECT {_SUMS} FROM {period}", values).get
     return UsageTotal("", "", *row)
 
 
 def of_session(db: Db, session: str) -> UsageTotal:
-    """Returns the usage of one conversation."""
+    """Returns one conversation's usage."""
     return UsageTotal(session, "", *db.execute(f"SELECT {_SUMS} FROM usage WHERE session = ?", (session,)).get)
 
 
 def jobs(db: Db, limit: int) -> list[str]:
-    """Returns the names of jobs with usage, in order. Each takes one index lookup."""
+    """Returns the names of jobs with usage, in order. Each name takes one index lookup."""
     first = "SELECT job FROM spent WHERE job <> '' AND job > ? ORDER BY job LIMIT 1"
     found = {job for (job,) in db.execute(f"SELECT DISTINCT job FROM usage WHERE {_UNFOLDED} AND job <> ''")}
     last: str | None = ""
@@ -219,8 +219,8 @@ def anonymise(db: Db, session: str, *, named: bool) -> None:
 
 
 def _period(since: float, until: float, principal: str | None) -> tuple[str, tuple[float | str, ...]]:
-    """Returns the table and condition that select the rows of a period, and the parameters. Rows are added in the order
-    of time, so no earlier row is read."""
+    """Returns the table and condition that select a period's rows, and the parameters. Rows are added in chronological
+    order, so no earlier row is read."""
     first = "id > coalesce((SELECT id FROM usage WHERE at < ? ORDER BY id DESC LIMIT 1), 0)"
     within = f"usage {BY_PRIMARY_KEY} WHERE {first} AND at >= ? AND at < ?"
     if principal is None:

@@ -1,12 +1,12 @@
-"""Workspaces: the folders of sessions with their saved shells, and the trust in project folders.
+"""Workspaces: sessions' folders with their saved shells, and trust in project folders.
 
-A session has at most one workspace. A workspace moves from live to trash to gone and never back, and a shell is saved
+A session has at most one workspace. A workspace goes from live to trash to gone and never back, and a shell is saved
 only while its workspace is live. A user's own folder is never due for removal. The rows say what should be on disk; the
-owner of the folders moves and removes them.
+component that owns the folders moves and removes them.
 
 Project folders: a writer other than the owner is recorded before they can write, and stays recorded. A file that
-becomes part of prompts is trusted by its path and the digest of its content. The trusted content is the content before
-the first such writer had access, or the content that the owner accepted.
+becomes part of prompts is trusted with its path and the digest of its content: either the content before the first such
+writer had access, or content that the owner has accepted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,16 @@ from tidegate.errors import Refused
 from tidegate.store.dialect import ID_LIST, id_list
 from tidegate.store.interface import Db
 from tidegate.store.rows import WorkspaceRow, compress, decompress
-from tidegate.store.tables.turns import refusal
+from tidegate.store.tables.turns.turns import refusal
 
 SHELL_BYTES = 1024 * 1024
-"""The largest saved shell: its environment and functions. The environment of a process cannot be much larger."""
+"""Maximum size of a saved shell: its environment and functions. A process's environment cannot be much larger."""
 
 _COLUMNS = "session, backend, folder, project, state, trashed_at"
 
 
 def put(db: Db, *, session: str, backend: str, folder: str, project: bool) -> WorkspaceRow:
-    """Sets the workspace of a live session. A saved shell is kept."""
+    """Sets a live session's workspace. A saved shell is kept."""
     db.lock("session", session)
     found = db.execute(
         "INSERT INTO workspaces(session, backend, folder, project, state)"
@@ -45,7 +45,7 @@ def get(db: Db, session: str) -> WorkspaceRow | None:
 
 
 def save_shell(db: Db, session: str, state: bytes) -> bool:
-    """Saves the state of the shell, which is opaque here. Returns False if there is no live workspace."""
+    """Saves the shell's state, which is opaque here. Returns False if there is no live workspace."""
     db.lock("session", session)
     if len(state) > SHELL_BYTES:
         raise Refused(
@@ -68,8 +68,8 @@ def shell(db: Db, session: str) -> bytes | None:
 
 
 def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
-    """Deletes the saved shell and marks the folder as trash; a user's own folder is only released. Called at a
-    session's end. Returns the current row, even if it was marked before, or None if there is no workspace."""
+    """Deletes the saved shell and marks the folder as trash; a user's own folder is only released. Called when a
+    session ends. Returns the current row, even if it has already been marked, or None if there is no workspace."""
     db.lock("session", session)
     db.execute(
         "UPDATE workspaces SET state = CASE WHEN project <> 0 THEN 'gone' ELSE 'trash' END, trashed_at = ?,"
@@ -80,7 +80,7 @@ def trash(db: Db, session: str, now: float) -> WorkspaceRow | None:
 
 
 def due_for_removal(db: Db, before: float, limit: int = 100) -> list[WorkspaceRow]:
-    """Returns workspaces that were put into the trash before the given time, the oldest first."""
+    """Returns workspaces that were put into the trash before the given time, oldest first."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM workspaces WHERE state = 'trash' AND trashed_at < ? ORDER BY trashed_at NULLS FIRST"
         " LIMIT ?",
@@ -105,8 +105,8 @@ def set_trash_size(db: Db, session: str, bytes: int) -> None:
 
 
 def over_quota(db: Db, most: int, limit: int) -> list[str]:
-    """Returns sessions whose folders in the trash, together with all newer ones, exceed the given total size, the
-    oldest first."""
+    """Returns sessions whose folders in the trash, together with all newer ones, exceed the given total size, oldest
+    first."""
     rows = db.execute(
         "SELECT session FROM (SELECT session, trashed_at, sum(trash_bytes) OVER (ORDER BY trashed_at DESC NULLS LAST,"
         " session DESC) AS with_later FROM workspaces WHERE state = 'trash') AS sizes WHERE with_later > ?"
@@ -117,7 +117,7 @@ def over_quota(db: Db, most: int, limit: int) -> list[str]:
 
 
 def remove(db: Db, session: str) -> bool:
-    """Records that the folder is gone. Returns False if that was already recorded."""
+    """Records that the folder no longer exists. Returns False if this has already been recorded."""
     db.lock("session", session)
     removed = db.execute(
         "UPDATE workspaces SET state = 'gone' WHERE session = ? AND state = 'trash' RETURNING 1", (session,)
@@ -139,12 +139,12 @@ def _row(row: Any) -> WorkspaceRow:
     return WorkspaceRow(session, backend, folder, bool(project), state, trashed_at)
 
 
-# -- project folders: writers other than the owner, and the files that prompts may contain --
+# -- project folders: writers other than the owner, and files that prompts may contain --
 
 
 class ProjectTrust(NamedTuple):
-    """The trust in project files. `writers` contains pairs of a folder and a principal, and `trusted` contains pairs of
-    a path and a digest."""
+    """Trust in project files. `writers` contains pairs of a folder and a principal, and `trusted` contains pairs of a
+    path and a digest."""
 
     writers: frozenset[tuple[str, str]]
     trusted: frozenset[tuple[str, bytes]]
@@ -156,7 +156,7 @@ def project_trust(db: Db) -> ProjectTrust:
 
 
 def project_writer(db: Db, session: str) -> str | None:
-    """Returns the principal of a session, or None if the principal is the gateway's owner."""
+    """Returns a session's principal, or None if the principal is the gateway's owner."""
     found: str | None = db.execute(
         "SELECT sessions.principal FROM sessions LEFT JOIN principals ON principals.id = sessions.principal"
         " WHERE sessions.id = ? AND coalesce(principals.role, '') <> 'owner'",
@@ -167,7 +167,7 @@ def project_writer(db: Db, session: str) -> str | None:
 
 def add_project_writer(db: Db, folder: str, principal: str, files: Mapping[str, bytes], now: float) -> None:
     """Records that a session of this principal gets access to the folder. `files` maps the paths of the folder's files
-    to their digests. They become trusted unless another writer could have changed them."""
+    to their digests. The files become trusted unless another writer could have changed them."""
     before = [f"{folder}/" for (folder,) in db.execute("SELECT DISTINCT folder FROM project_writers")]
     trust_files(db, {path: digest for path, digest in files.items() if not path.startswith(tuple(before))}, now)
     db.execute(

@@ -1,4 +1,4 @@
-"""The toolset `ask`: a question to the person, optionally with choices.
+"""The toolset `ask`: questions to the person, optionally with choices.
 
 A call waits for the answer without a time limit.
 """

@@ -10,7 +10,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 LONGEST_ZONE = 64
-"""The maximum length of a time zone name. The longest name in the time zone database has 32 characters."""
+"""Maximum length of a time zone name. The longest name in the time zone database has 32 characters."""
 
 
 @tool(effect="read", timeout=10, parallel=True)
@@ -30,7 +30,7 @@ async def clock(
 
 
 def _in_zone(now: datetime, zone: str) -> datetime:
-    from zoneinfo import ZoneInfo  # rarely needed: most callers never pass a zone
+    from zoneinfo import ZoneInfo  # rarely needed, since most callers never pass a zone
 
     try:
         if len(zone) > LONGEST_ZONE:

@@ -1,7 +1,7 @@
 """The toolset `context`: lookup of earlier messages, including those that are no longer in the model's view.
 
-These tools are read-only. The caller's identity comes from the context of the call, never from its arguments. Results
-are bounded, quote the original messages, and say how to continue. The service `Recall` does the work.
+These tools are read-only. The caller's identity comes from the call's context, never from its arguments. Results are
+bounded, quote the original messages, and say how to continue. The actual work is done by the service `Recall`.
 """
 
 from typing import Annotated
@@ -12,7 +12,7 @@ from tidegate.tools.services import Recall
 from tidegate.tools.tool import ToolContext, tool
 
 NUMBER = 2**53
-"""The largest number that is accepted as a position. No transcript is that long."""
+"""Largest number accepted as a position. No transcript is that long."""
 
 Place = Annotated[int, Meta(ge=1, le=NUMBER)]
 

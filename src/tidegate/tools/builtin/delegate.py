@@ -1,8 +1,8 @@
-"""The toolset `delegate`: gives a task to another agent, which works on it within the turn.
+"""The toolset `delegate`: giving tasks to other agents, which work on them within the turn.
 
 A call that was interrupted by a crash is repeated. The repeated call finds its task by turn and step, and never starts
-a task twice. Delegation itself has no effects, and the actions of the other agent are subject to that agent's
-permissions. The call therefore needs approval only in the mode in which every call needs approval.
+a task twice. Delegation itself has no effects, and the other agent's actions are subject to that agent's permissions.
+The call therefore needs approval only in the mode in which every call needs approval.
 """
 
 from typing import Annotated

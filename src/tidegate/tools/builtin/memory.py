@@ -1,7 +1,7 @@
 """The toolset `memory`: notes for later conversations.
 
-The context of a call determines the subject of a note and the right to write it; the content of the conversation never
-does. A call that was interrupted by a crash is not repeated.
+A note's subject and the right to write it are determined by the call's context, never by the content of the
+conversation. A call that was interrupted by a crash is not repeated.
 """
 
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The toolset `output`: shows the rest of a long result.
+"""The toolset `output`: access to the rest of long results.
 
 A session can read only its own results, by the id shown in the excerpt. Each result is bounded and says how to
 continue.
@@ -12,7 +12,7 @@ from tidegate.errors import ToolFailed
 from tidegate.tools.tool import ToolContext, tool
 
 MOST_MATCHES = 200
-"""The most matches of a search that one result shows."""
+"""Maximum number of matches shown in one result."""
 
 
 @tool(effect="read", timeout=60, parallel=True)

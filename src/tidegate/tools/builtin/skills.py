@@ -1,4 +1,4 @@
-"""The toolset `skills`: instructions for one kind of task each, read when they are needed."""
+"""The toolset `skills`: instructions for particular kinds of tasks, read when they are needed."""
 
 from typing import Annotated
 

@@ -1,1 +1,1 @@
-"""Budgets: limits on spending, and how much of each has been spent."""
+"""Budgets: limits on spending, and how much has been spent."""

@@ -1,8 +1,8 @@
 """A budget, and how much of it one principal, agent, conversation or job has spent.
 
-A budget is checked before every model call and updated after it. The update costs only an addition. At 80 %, the
-operator and the conversation that reached it are notified, once per window. At the limit, no model is called until the
-next window begins; the refusal names the budget, the time and what to do. Setting the clock back does not reset a
+A budget is checked before every model call and updated after it, which costs only an addition. At 80%, the operator and
+the conversation that reached this share are notified, once per window. At the limit, no model is called until the next
+window begins; the refusal names the budget and the time, and says what to do. Setting the clock back does not reset a
 budget. Concurrent calls may exceed the limit by the amount that was in progress when it was reached.
 """
 
@@ -25,7 +25,7 @@ WARN_AT = 0.8
 HOUR, DAY = 3600, 86400
 
 Each = Literal["hour", "day", "month", "total"]
-"""The windows in which a budget is counted: hours, days and months of the UTC calendar, or all time."""
+"""The windows over which budgets are counted: hours, days and months in UTC, or all time."""
 
 Per = Literal["gateway", "principal", "agent", "session", "turn", "job"]
 
@@ -40,7 +40,7 @@ _WHOSE = {
 _WHEN = {"hour": "this hour", "day": "today", "month": "this month", "total": "in all", "": "in all"}
 _RAISE = "raise that limit and restart the gateway"
 _FOR_EVER = {
-    "turn": f"so it was ended: say 'go on' to continue in a new turn, or {_RAISE}",
+    "turn": f"so it was stopped: say 'go on' to continue in a new turn, or {_RAISE}",
     "session": f"so no model is called in it any more: start a new one, or {_RAISE}",
 }
 
@@ -48,8 +48,8 @@ log = Log(__name__)
 
 
 class BudgetRule(Frozen, frozen=True):
-    """A configured budget. `setting` is the name of the setting, `money` is in billionths of a dollar, and `each` is
-    empty for the budget of a turn. A rule without limits only counts spending."""
+    """A configured budget. `setting` is the setting's name, `money` is in billionths of a dollar, and `each` is empty
+    for budgets per turn. A rule without limits only counts spending."""
 
     setting: str
     per: Per
@@ -59,8 +59,7 @@ class BudgetRule(Frozen, frozen=True):
     only: frozenset[str] = frozenset()
 
     def used(self, tokens: int, cost: int) -> float:
-        """Returns the share of the limit that is used up. If there are two limits, this is the larger of the two
-        shares."""
+        """Returns the share of the limit that is used up. If there are two limits, returns the larger share."""
         of_tokens = tokens / self.tokens if self.tokens is not None else 0.0
         of_money = cost / self.money if self.money is not None else 0.0
         return max(of_tokens, of_money)
@@ -102,7 +101,7 @@ def rule_of(name: str, settings: BudgetSettings) -> BudgetRule:
 
 
 class BudgetAccount:
-    """The spending of one key of a rule in the current window. `applies` is true if the rule is for this key."""
+    """The spending of one of a rule's keys in the current window. `applies` is true if the rule is for this key."""
 
     __slots__ = ("__weakref__", "_clock", "_cost", "_opens", "_tokens", "_warned", "applies", "key", "name", "rule")
 
@@ -117,8 +116,7 @@ class BudgetAccount:
         self._warned = False
 
     def load(self, spent: SpentTotal, opens: float) -> None:
-        """Continues the count of an earlier process. A warning that the earlier process has already sent is sent
-        again."""
+        """Continues an earlier process's count. A warning that the earlier process has already sent is sent again."""
         self._tokens, self._cost, self._opens, self._warned = spent.tokens, spent.cost, opens, False
 
     def check(self, payer: Payer) -> None:
@@ -199,7 +197,7 @@ def _utc(moment: float) -> str:
 
 def window(each: Each, now: float) -> tuple[float, float]:
     """Returns the start of the window that contains `now` and the start of the next window. For `total`, there is no
-    next window. Windows of one kind follow each other without a gap, and each starts on the hour."""
+    next window. Windows of the same kind follow each other without gaps, and each starts on the hour."""
     if each == "total":
         return 0.0, inf
     if each == "month":

@@ -1,8 +1,8 @@
-"""All budgets of the gateway: which of them apply to a turn's calls, and how much of each has been spent.
+"""All of the gateway's budgets: which of them apply to a turn's calls, and how much of each has been spent.
 
 The gateway has a daily cap unless limits.day_tokens is 0. Spending is loaded from the usage rows when it is first
 needed, so a restart resets nothing; only calls in progress when the process is killed are not recorded. If only budgets
-of the whole gateway are configured, a turn needs no reads or writes for them. The demo model costs nothing and is not
+for the whole gateway are configured, a turn needs no reads or writes for them. The demo model costs nothing and is not
 counted.
 
 The number of accounts in memory is bounded. While a running turn uses an account, no second account is created for the
@@ -26,10 +26,11 @@ from tidegate.turns.budgets.account import Allowance, BudgetAccount, BudgetRule,
 from tidegate.values import BILLION
 
 ACCOUNTS_KEPT = 4096
-"""Principals, agents, conversations and jobs whose spending is held in memory, at a few hundred bytes each."""
+"""Number of principals, agents, conversations and jobs whose spending is kept in memory, at a few hundred bytes
+each."""
 
 MOST_SHOWN = 500
-"""The maximum number of accounts in one response."""
+"""Maximum number of accounts in one response."""
 
 SHARED = ("principal", "agent", "session", "job")
 
@@ -65,10 +66,10 @@ class Budgets:
         self.common: Mapping[str, SpendGuard] = {
             name: plain for name, plain in self._plain.items() if not (plain.budgets and has_own_rules)
         }
-        """The spend guards that are the same for every turn, by model name."""
+        """The spend guards that are common to all turns, by model name."""
 
     async def load(self) -> None:
-        """Continues the gateway's own counts from an earlier process."""
+        """Continues an earlier process's counts for the whole gateway."""
         now = self._clock()
         for account in self.gateway:
             start, opens = window(account.rule.each or "total", now)
@@ -78,11 +79,11 @@ class Budgets:
 
     @property
     def shared(self) -> tuple[BudgetRule, ...]:
-        """The rules whose spending is counted by principal, agent, session or job."""
+        """The rules for which spending is counted per principal, agent, session or job."""
         return self._shared
 
     async def spend_guard(self, model: CountedModel, session: SessionRow, job: str) -> SpendGuard:
-        """Returns the budgets that calls of this model in one turn are charged to."""
+        """Returns the budgets to which one turn's calls of this model are charged."""
         if (common := self.common.get(model.name)) is not None:
             return common
         plain = self._plain[model.name]
@@ -96,14 +97,14 @@ class Budgets:
         return SpendGuard(model=plain.model, budgets=(*self.gateway, *accounts, *allowances), meter=plain.meter)
 
     async def _conversation(self, session: SessionRow) -> str:
-        """Returns the session that is charged under a budget per conversation. A task is charged to the conversation
-        from which it was delegated."""
+        """Returns the session that is charged for budgets per conversation. A task is charged to the conversation from
+        which it was delegated."""
         if session.kind != "ephemeral" or not any(rule.per == "session" for rule in self._shared):
             return session.id
         return await self._store.read(turns.conversation, session.id)
 
     async def account(self, rule: BudgetRule, key: str) -> BudgetAccount:
-        """Returns the account for a key of a shared rule, loading it from the store if it is not in memory."""
+        """Returns the account for one of a shared rule's keys, loading it from the store if it is not in memory."""
         place = (rule.setting, key)
         held = self._kept.get(place)
         if held is None and (held := self._live.get(place)) is not None:
@@ -125,8 +126,8 @@ class Budgets:
     async def visible_to(
         self, principal: Principal, session: SessionRow | None = None
     ) -> tuple[list[BudgetView], bool]:
-        """Returns the budgets that this principal may see, and True if there are more. These are their own budgets,
-        those of `session` and, with the right to see all usage, everyone's."""
+        """Returns the budgets that this principal may see, and True if there are more. These are their own budgets, the
+        budgets for `session` and, with the right to see all usage, everyone's."""
         found: list[BudgetView] = []
         everything = principal.may("see_usage")
         if everything:
@@ -157,7 +158,7 @@ class Budgets:
         return sorted(rule.only) or await self._store.read(usage.jobs, MOST_SHOWN)
 
     def views(self) -> list[BudgetView]:
-        """Returns the budgets of the whole gateway."""
+        """Returns the budgets for the whole gateway."""
         return [view(account) for account in self.gateway]
 
     @property
@@ -187,7 +188,7 @@ def view(account: BudgetAccount) -> BudgetView:
 
 
 def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> str:
-    """Returns the key that is charged under this rule; empty if the rule does not apply to this agent or job.
+    """Returns the key that is charged under this rule, or an empty one if the rule does not apply to this agent or job.
     Principals are matched by name when their account is loaded."""
     if rule.per == "principal":
         return session.principal
@@ -198,7 +199,7 @@ def _key(rule: BudgetRule, session: SessionRow, conversation: str, job: str) -> 
 
 
 def _spent_by(db: Db, rule: BudgetRule, key: str, since: float) -> tuple[SpentTotal, str]:
-    """Returns the amount spent and the display name of the key."""
+    """Returns the amount spent and the key's display name."""
     named = principals.get(db, key) if rule.per == "principal" else None
     return usage.spent_by(db, _shared(rule), key, since), key if named is None else named.name
 

@@ -1,1 +1,1 @@
-"""Compaction: keeps a conversation within its model's context window without losing a word of its transcript."""
+"""Compaction: keeping a conversation within its model's context window without losing a word of its transcript."""

@@ -1,14 +1,14 @@
-"""Compaction: keeps every conversation within the context window of its model, and deletes nothing.
+"""Compaction: keeps every conversation within its model's context window, and deletes nothing.
 
-No row of a transcript is changed. Above the soft mark, a summary of older messages is prepared in the background.
-Above the hard mark, the request is reduced before the model is called, in bounded stages: summaries by a model,
-excerpts of old results, a list of messages, excerpts of everything. The last stages need no model, so reduction always
-terminates. A stage is applied only if it reduces the request by the configured share or, for the last ones, makes it
-fit. Applied stages are stored as rows, so the request is the same after a restart. After a useless summary, no further
-one is requested until a time recorded in the store. Compacting one conversation never delays another, and compactions
-are never nested.
+Transcript rows are never changed. Above the soft mark, a summary of older messages is prepared in the background. Above
+the hard mark, the request is reduced before the model is called, in bounded stages: summaries by a model, excerpts of
+old results, a list of messages, excerpts of everything. The last stages need no model, so reduction always terminates.
+A stage is applied only if it reduces the request by the configured share or, for the last ones, makes it fit. Applied
+stages are stored as rows, so the request is the same after a restart. After a summary that could not be used, none is
+requested until a time recorded in the store. Compacting one conversation never delays another, and compactions are
+never nested.
 
-`Compaction` is shared by all conversations; a `TurnFitter` belongs to one turn.
+All conversations share one `Compaction`; a `TurnFitter` belongs to one turn.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tidegate.values import Notice
 log = Log(__name__)
 
 SUMMARY_COOLDOWN = "summaries"
-"""The setting that suspends summaries by a model for a while."""
+"""The setting that suspends summaries written by a model for a while."""
 
 COMPACTION_REQUESTED = "compact"
 """The setting with which a user requests a compaction in the next turn."""
@@ -43,28 +43,27 @@ REASONING_ERA = "thoughts"
 """The setting that counts how often a provider has refused the reasoning carried by a session's answers."""
 
 WITHOUT_REASONING = (
-    "The model {model} refuses its earlier reasoning, for example because the key belongs to another account: it "
-    "continues without it, and the provider counts the conversation as new once."
+    "The model {model} refuses its earlier reasoning, for example because the key belongs to another account. It "
+    "continues without it, and the provider bills the conversation in full once."
 )
 
 REDUCTIONS = ("summary", "excerpts", "cut", "media", "useless")
 """The ways in which requests are reduced, for the metrics. The last entry counts useless summaries."""
 
 UNCONDENSED = 2
-"""The factor by which summaries may exceed their length limit just after a model has written them, before they can be
+"""The factor by which summaries may exceed their length limit right after a model has written them, before they can be
 condensed."""
 
 PREPARED_AT_ONCE = 4
-"""The number of summaries that are prepared concurrently. Further summaries wait, or are written when they are
-needed."""
+"""Number of summaries prepared concurrently. Further summaries wait, or are written when they are needed."""
 
 REFUSED_SHARE = 0.6
-"""The share to which the messages of a request are reduced after a provider has refused the request as too long. A
-refusal means that the estimate was wrong."""
+"""The share to which a request's messages are reduced after a provider has refused the request as too long, since the
+estimate was then evidently wrong."""
 
 
 class Compaction:
-    """The parts of compaction that all conversations share: the settings, the summarizer and the counts."""
+    """What all conversations share: the settings, the summarizer and the counts."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class Compaction:
         self.settings = config
         self.summarizer = Summarizer(store, models, config, budgets, clock)
         self.clock = clock
-        self.counts: Counter[str] = Counter()  # lint: allow one for each way of making a request smaller
+        self.counts: Counter[str] = Counter()  # lint: allow one for each kind of reduction
         """The number of reductions, by kind."""
         self.summary_slots = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._marks: dict[str, WindowMarks] = {}  # lint: allow one for each configured model
@@ -103,7 +102,7 @@ class Compaction:
 
 
 class TurnFitter:
-    """Fits the conversation of one turn into the context window of the model in use."""
+    """Fits one turn's conversation into the context window of the model in use."""
 
     __slots__ = ("_compaction", "_cools", "_taken", "_turn", "_wanted")
 
@@ -174,14 +173,14 @@ class TurnFitter:
 
     @property
     def _is_callers(self) -> bool:
-        """True if the request consists of exactly the messages of a one-shot call. Such a caller stores the
-        conversation itself and shortens it when it receives the error that the request is too long."""
+        """True if the request consists of exactly the messages in a one-shot call. Callers of one-shot calls store the
+        conversation themselves, and shorten it when they get the error that the request is too long."""
         one_shot = self._taken.session.kind == "ephemeral" and self._taken.turn.within is None
         return one_shot and self._turn.steps == 0
 
     def _too_long(self, conversation: Conversation, tokens: int) -> ModelFailed:
         return ModelFailed(
-            # Clients of OpenAI's API recognise this failure by its first words.
+            # Clients written for OpenAI's API recognise this failure by its first words.
             "Input tokens exceed the configured limit: this model's maximum context length is "
             f"{conversation.model.facts.window} tokens, and the messages have about {tokens}. Shorten them, or name a "
             "session, whose history is stored for you.",
@@ -192,13 +191,13 @@ class TurnFitter:
     # -- beside the turn --
 
     def _may_prepare(self, conversation: Conversation) -> bool:
-        """True if a summary may be prepared. For a one-shot call none is prepared, since the call would end before it
-        is needed."""
+        """True if a summary may be prepared. None is prepared for one-shot calls, which would end before it is
+        needed."""
         kept = self._taken.session.kind != "ephemeral"
         return kept and conversation.summary_task is None and not self._suspended_reason(conversation)
 
     def _suspended_reason(self, conversation: Conversation) -> str:
-        """Returns the reason why no model may be asked for a summary now; empty if a model may be asked."""
+        """Returns the reason why no model may be asked for a summary now, or an empty string if one may be asked."""
         until, why = conversation.cooldown or self._cools or (0.0, "")
         return why if self._compaction.clock() < until else ""
 
@@ -225,7 +224,7 @@ class TurnFitter:
     async def _cool(self, conversation: Conversation, why: str) -> None:
         """Stops asking models for summaries for a while, across turns and restarts."""
         self._compaction.counts["useless"] += 1
-        log.warning("a summary was useless", session=self._taken.session.id, why=why)
+        log.warning("a summary could not be used", session=self._taken.session.id, why=why)
         now = self._compaction.clock()
         until = now + self._compaction.settings.cooldown
         conversation.cooldown = (until, why)
@@ -259,7 +258,7 @@ class TurnFitter:
             await self._compaction.on_summarised(self._taken.session)
 
     async def _await_prepared(self, conversation: Conversation) -> None:
-        """Waits for summaries that are already being written in the background, rather than writing them twice."""
+        """Waits for summaries that are already being written in the background, instead of writing them twice."""
         task, conversation.summary_task = conversation.summary_task, None
         if task is None:
             return
@@ -311,9 +310,9 @@ class TurnFitter:
         self._compaction.counts["excerpts" if stage.cut is None else "cut"] += 1
 
     async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
-        """Replaces media with descriptions: on the first call all but those of the last message that has any, on the
-        second call those as well. With `documents`, only messages with documents count, but other media before the last
-        of them are also replaced. Returns False if nothing is left to replace."""
+        """Replaces media with descriptions: on the first call, all except those in the last message that has any; on
+        the second call, those as well. With `documents`, only messages with documents count, but other media before the
+        last of them are also replaced. Returns False if nothing is left to replace."""
         view = await self._compaction.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [
@@ -354,7 +353,7 @@ class TurnFitter:
             sentences.append("Older summaries were merged into one.")
         if view.elisions != before.elisions:
             sentences.append("The model sees excerpts of long messages.")
-        sentences.append("Nothing is deleted; the provider counts the conversation as new once.")
+        sentences.append("Nothing is deleted, but the provider bills the conversation in full once.")
         self._turn.emit(Notice(text=" ".join(sentences)))
 
     def _too_small(self, conversation: Conversation) -> ModelFailed:
@@ -369,7 +368,7 @@ class TurnFitter:
 
 
 def read_view(db: Db, session: str, before_turn: str | None) -> View:
-    """Returns the model's view of a session, without the rows of the turn `before_turn`."""
+    """Returns the model's view of a session, without the rows of turn `before_turn`."""
     shown = tuple(summaries.shown(db, session))
     covered = shown[-1].last if shown else 0
     elisions = tuple(summaries.elisions(db, session, covered))

@@ -1,8 +1,8 @@
-"""Reduces a request without a model: its size, the stages, and their order.
+"""Reduction of requests without a model: measuring the size, the stages, and their order.
 
 Each stage is first tried on a view in memory, and is stored only if it helps. The last stages leave so little of each
-message that the messages always fit. All sizes within one compaction are measured in the same way, by a `RequestSize`
-that belongs to this compaction.
+message that the messages always fit. All sizes within one compaction are measured in the same way, by its
+`RequestSize`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ from tidegate.store import Db, ElisionKind, ElisionRow, SummaryRow, summaries
 from tidegate.turns.compaction.summarizer import SUMMARIES_SHARE, length_of
 
 EXCERPT = 400
-"""The number of characters of an old tool result that are kept: enough to see what it was and how it ended."""
+"""Number of characters kept of an old tool result: enough to see what it was and how it ended."""
 
 EXCERPTS = (8000, 2000, 500, 200)
-"""The number of characters of each message that are kept when nothing else helps. The numbers are tried in order."""
+"""Number of characters kept of each message when nothing else helps. These numbers are tried in order."""
 
 
 def marks_for(marks: WindowMarks, conversation: Conversation, most: int) -> WindowMarks:
-    """Returns the marks for the messages in a request of at most `most` tokens. The tokens of the prompt and the tools
-    are subtracted."""
+    """Returns the marks for the messages in a request of at most `most` tokens, less the tokens of the prompt and the
+    tools."""
     return marks.within(most).beside(conversation.prefix_tokens)
 
 
@@ -39,7 +39,7 @@ class RequestSize:
         self.rate = conversation.tokens / self._bytes(view)
 
     def _bytes(self, view: View) -> int:
-        """Returns the size of a view. It is measured only once, since a view may have thousands of messages."""
+        """Returns a view's size. Each view is measured only once, since it may have thousands of messages."""
         for known, size in self._weighed:
             if known is view:
                 return size

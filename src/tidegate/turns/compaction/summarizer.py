@@ -1,9 +1,9 @@
 """Summaries of old messages, written by a model and stored until they are applied.
 
-The result of `write` covers everything between the messages already summarised and the newest ones without a gap, and
-is stored as prepared rows. If no such result can be written, nothing is stored, and `NoSummary` gives the reason. The
+The result of `write` covers everything between the messages already summarised and the newest ones without gaps, and is
+stored as prepared rows. If no such result can be written, nothing is stored, and `NoSummary` contains the reason. The
 cost is recorded in either case. If a summary is too long, a shorter one is requested, but only once. If messages have
-been undone in the meantime, no summary of them is stored. The summarizer is stateless.
+been undone in the meantime, no summary of them is stored. The summarizer has no state.
 """
 
 import contextlib
@@ -40,38 +40,38 @@ from tidegate.values import Call, Message, Usage
 log = Log(__name__)
 
 LENGTH_SHARE = 40
-"""The divisor for the length of a summary: it may take one fortieth of the window, within the bounds below."""
+"""Determines the length of a summary, within the bounds below: 40 means one fortieth of the window."""
 
 LENGTHS = (150, 1500)
-"""Minimum and maximum number of tokens of a summary. A shorter summary would say too little, and a longer one would not
+"""Minimum and maximum length of a summary in tokens. A shorter summary would say too little, and a longer one would not
 be read."""
 
 SUMMARIES_SHARE = 0.1
-"""The share of the window that all summaries of a conversation may take together. Beyond that, they are merged."""
+"""The share of the window that all of a conversation's summaries may take together. Beyond that, they are merged."""
 
 GIVEN_SHARE = 0.7
 """The share of a model's window, less its answer, that one summary request may fill."""
 
 MOST_PIECES = 8
-"""The maximum number of pieces that one compaction summarises, each with a separate model call. Older messages are
-listed without a model."""
+"""Maximum number of pieces that one compaction summarises, each with a separate model call. Older messages are listed
+without a model."""
 
 REASONING_TOKENS = 4096
-"""Additional tokens for the answer of a model that reasons before it writes."""
+"""Additional tokens for the answers of models that reason before they write."""
 
 MakeRequest = Callable[[int, bool], SummaryRequest]
-"""Makes a request for a summary. The arguments are the length of the summary in tokens, and True if it must be shorter
+"""Creates a request for a summary. The arguments are the summary's length in tokens, and True if it must be shorter
 than the previous one."""
 
 
 def length_of(window: int) -> int:
-    """Returns the length in tokens of a summary for a window of this size."""
+    """Returns the length of a summary, in tokens, for a window of this size."""
     least, most = LENGTHS
     return min(max(least, window // LENGTH_SHARE), most)
 
 
 class NoSummary(Exception):
-    """Raised if no summary could be written. The text gives the reason, worded as the end of a sentence."""
+    """Raised if no summary could be written. The message is the reason, phrased as the end of a sentence."""
 
 
 class Summarizer:
@@ -146,7 +146,7 @@ async def _condensed(writer: "_SummaryWriter", rows: Sequence[SummaryRow]) -> li
 
 
 class _SummaryWriter:
-    """Writes the summaries of one compaction with a model."""
+    """Writes one compaction's summaries with a model."""
 
     def __init__(
         self,
@@ -165,13 +165,13 @@ class _SummaryWriter:
         self._settings = settings
         self._tokens = length_of(shown_in)
         self.size = model.token_estimate.size(self._tokens)
-        """The target size of a summary in bytes."""
+        """The target size of summaries in bytes."""
         capacity = model.token_estimate.size(int(GIVEN_SHARE * (window - min(model.facts.output, window // 2))))
         self.capacity = max(1, capacity - len(INSTRUCTIONS))
         """The number of bytes that the model accepts in one request."""
 
     async def write(self, make_request: MakeRequest, size: int) -> tuple[str, SummaryHow]:
-        """Returns a summary of an input of `size` bytes, and how the summary was made. Raises NoSummary."""
+        """Returns a summary of an input of `size` bytes, and how it was created. Raises NoSummary."""
         text, why = await self._ask(make_request(self._tokens, False), size, complete=True)
         if text:
             return text, "model"

@@ -1,1 +1,1 @@
-"""The gateway's own HTTP API (`/api`), the list of models, and the endpoints for health and metrics."""
+"""The gateway's own HTTP API (`/api`), the list of models, and the endpoints for health checks and metrics."""

@@ -1,5 +1,5 @@
-"""`/api/audit`: the audit log, for the owner. Each event has its time, principal, subject and outcome. Lists are
-bounded and paged."""
+"""`/api/audit`: the audit log, for the owner. Each event has a time, principal, subject and outcome. Lists are bounded
+and paged."""
 
 import re
 from typing import Annotated
@@ -15,7 +15,7 @@ from tidegate.web.app.http_request import parse_time
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_ROWS = 1000
-"""The maximum number of events on a page."""
+"""Maximum number of events on a page."""
 
 _PLACE = re.compile(r"(\d{1,15}\.\d{1,20}):(\d{1,18})", re.ASCII)
 """A position in the log: the time and id of a page's last event."""
@@ -38,8 +38,8 @@ class AuditQuery(msgspec.Struct):
 
 
 class AuditEvent(msgspec.Struct, frozen=True):
-    """One event. `principal` is the actor's id (null: the gateway itself) and `name` their current name. `subject` has
-    ids separated by spaces. `digest` is a keyed hash in hexadecimal, and equal content has equal digests."""
+    """One event. `principal` is the actor's id (null: the gateway itself) and `name` their current name. `subject`
+    contains ids separated by spaces. `digest` is a keyed hash in hexadecimal; equal content has equal digests."""
 
     id: int
     at: float

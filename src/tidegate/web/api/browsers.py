@@ -1,7 +1,7 @@
 """`/api/browsers`: the list of signed-in browsers, and signing out one or all of them.
 
-Users can see and sign out only their own browsers; the owner can see and sign out all of them. A signed-out browser is
-refused immediately, and its event streams end.
+Users can see and sign out only their own browsers; the owner can see and sign out all browsers. A signed-out browser is
+refused immediately, and its event streams are closed.
 """
 
 import msgspec
@@ -16,7 +16,7 @@ class BrowsersAnswer(msgspec.Struct, frozen=True):
 
 
 class Everywhere(msgspec.Struct, frozen=True):
-    """With `everyone`, all users are signed out, which only the owner may do. Otherwise only your own browsers are
+    """With `everyone`, all users are signed out, which only the owner may do. Otherwise, only your own browsers are
     signed out."""
 
     everyone: bool = False

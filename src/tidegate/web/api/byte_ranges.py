@@ -1,7 +1,7 @@
-"""The `Range` header of requests: a part of a resource.
+"""The `Range` header of requests, which asks for part of a resource.
 
-A single range is supported. Any other header, multiple ranges included, selects the complete resource, as HTTP allows.
-A range that begins after the end gets 416.
+A single range is supported. With any other header, including multiple ranges, the entire resource is sent, as HTTP
+allows. A range that begins after the end gets 416.
 """
 
 import re

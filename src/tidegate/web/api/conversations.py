@@ -1,7 +1,7 @@
 """`/api/sessions`, `/api/messages` and `/api/turns`, for the chat page, the terminal client and programs.
 
 Every operation is authorised by the session service with the caller's principal, so users cannot see or change each
-other's conversations. Messages take the same path as those of `/v1`. Lists are bounded and paged.
+other's conversations. Messages are handled in the same way as in `/v1`. Lists are bounded and paged.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from tidegate.web.app.auth import Caller
 from tidegate.web.app.disconnect import run_until_disconnect
 from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.http_request import idempotency_key
-from tidegate.web.app.http_response import HttpResponse, json_response, send_response
+from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_LISTED = 500
 IDEMPOTENCY_SECONDS = 86400.0
@@ -46,7 +46,7 @@ class SessionsAnswer(msgspec.Struct, frozen=True):
 
     sessions: list[SessionView]
     next: str | None
-    """Pass this as `before` for the next page. It is null on the last page and for searches, which return only their
+    """Pass this as `before` for the next page. It is null on the last page and for searches, which return only the
     first `limit` results."""
 
 
@@ -57,8 +57,8 @@ class PageQuery(msgspec.Struct):
 
 
 class MessagesAnswer(msgspec.Struct, frozen=True):
-    """Rows of a transcript, in order. Without `after`, these are the newest rows. There may be fewer than `limit` if
-    messages are long. Each row is complete except for the bytes of its media, which are fetched separately."""
+    """Transcript rows, in order. Without `after`, these are the newest rows. If messages are long, there may be fewer
+    than `limit`. Each row is complete except for the bytes of its media, which are fetched separately."""
 
     messages: tuple[MessageRow, ...]
     next: int | None
@@ -83,7 +83,7 @@ class MessageIn(msgspec.Struct):
 
 
 class AcceptedAnswer(msgspec.Struct, frozen=True):
-    """The response to a message that was accepted and stored durably. `how` says how it is handled."""
+    """The response to a message that was accepted and stored durably. `how` says how it will be handled."""
 
     turn: str
     session: str
@@ -239,7 +239,7 @@ class ConversationsApi:
         return json_response(MessagesAnswer(page.rows, page.rows[edge].seq if page.more else None))
 
     async def media(self, request: Request) -> HttpResponse:
-        """Returns a media file. Ranges are supported, because browsers that play audio request it in parts."""
+        """Returns a media file. Ranges are supported because browsers that play audio request it in parts."""
         place, number = (_path_number(request.path[name]) for name in ("seq", "number"))
         media, data = await self._service.media(request.path["id"], request.caller.principal, place, number)
         part = parse_range(request.headers.get(b"range"), len(data))
@@ -251,14 +251,14 @@ class ConversationsApi:
             (b"accept-ranges", b"bytes"),
             *placed,
             *_attachment_headers(media),
-            (b"content-security-policy", b"default-src 'none'; sandbox"),  # the type of the media is not trusted
+            (b"content-security-policy", b"default-src 'none'; sandbox"),  # the media's type is not trusted
         ]
         return HttpResponse(status, headers, data)
 
     async def export(self, request: Request) -> None:
-        """Exports a transcript. It is streamed, because it may be too long to hold in memory."""
+        """Exports a transcript. It is streamed because it may be too long to be kept in memory."""
         lines = self._service.export(request.path["id"], request.caller.principal)
-        first = await anext(lines)  # raises a refusal before the response begins
+        first = await anext(lines)  # a refusal is raised before the response begins
         disposition = f'attachment; filename="{request.path["id"]}.jsonl"'.encode()
         headers = [(b"content-type", b"application/x-ndjson"), (b"content-disposition", disposition)]
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -338,16 +338,8 @@ class ConversationsApi:
             )
         return view
 
-    async def turn(self, request: Request) -> HttpResponse | None:
-        turn, principal = request.path["id"], request.caller.principal
-
-        async def deliver(outcome: Outcome) -> None:
-            await send_response(request.send, json_response(outcome))
-
-        if request.method == "HEAD":
-            return json_response(await self._service.outcome(turn, principal))
-        await self._service.fetch_outcome(turn, principal, deliver)
-        return None
+    async def turn(self, request: Request) -> HttpResponse:
+        return json_response(await self._service.outcome(request.path["id"], request.caller.principal))
 
     # -- commands and agents --
 

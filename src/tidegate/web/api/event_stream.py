@@ -2,7 +2,8 @@
 
 The stream opens immediately. A reader that reconnects with the last id it received misses no row. A reader that
 disconnects or stops reading is dropped and may reconnect. The stream ends when the gateway stops or the reader's key or
-sign-in is revoked. Open streams are bounded, in total and per principal, and a share of them is reserved for the owner.
+sign-in is revoked. The number of open streams is limited, in total and per principal, and a share of them is reserved
+for the owner.
 """
 
 from collections import Counter
@@ -24,8 +25,8 @@ from tidegate.web.app.endpoint import Request
 from tidegate.web.app.http_response import HttpResponse
 
 RETRY_SECONDS = 5
-"""The value of Retry-After, in seconds, when a stream is refused. It is an estimate: streams end whenever users close a
-page."""
+"""The value of Retry-After, in seconds, when a stream is refused. It is only an estimate, since streams end whenever
+users close a page."""
 LATEST_PLACE = 2**53
 """An id higher than the id of any row, for readers that want only new events."""
 
@@ -45,22 +46,22 @@ class EventStream:
         return self._open.total()
 
     def stop(self) -> None:
-        """Ends all streams because the gateway is stopping."""
+        """Closes all streams because the gateway is stopping."""
         self._stopping = True
         for end in self._ends:
             end.set()
 
     def end(self, keys: Collection[str]) -> None:
-        """Ends the streams of readers with these keys or sign-ins."""
+        """Closes the streams of readers with these keys or sign-ins."""
         for end, key in self._ends.items():
             if key in keys:
                 end.set()
 
     async def follow(self, request: Request) -> HttpResponse | None:
         after = _place(request.headers.get(b"last-event-id"))
-        # Counted before anything is awaited, so that a key revoked from now on ends this stream too.
+        # Counted before anything is awaited, so that revoking the key from now on closes this stream, too.
         with self._counted(request.caller) as end:
-            # Raises a refusal before the response begins.
+            # A refusal is raised before the response begins.
             await self._service.session(request.path["id"], request.caller.principal)
             if request.method == "HEAD":
                 return HttpResponse(200, sse.HEADERS, b"")

@@ -1,4 +1,4 @@
-"""`/api/memory`: the notes that agents remember; list, edit as text, add and delete.
+"""`/api/memory`: listing, adding, deleting and editing (as text) the notes that agents remember.
 
 Users see and change their own notes, and can also read the notes about the work of agents that they may use. The owner
 sees and changes all notes. An edited text replaces the notes only if they have not changed since it was read.
@@ -40,7 +40,7 @@ class NoteIn(msgspec.Struct):
 
 class MemoryIn(msgspec.Struct):
     """All notes as text, one per line. An existing note has its number in brackets; a new one has no number. `version`
-    is the version of the response that the text was edited from."""
+    is the version in the response whose text was edited."""
 
     text: str
     version: Annotated[str, Meta(min_length=1, max_length=100)]

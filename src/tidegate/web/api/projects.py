@@ -1,4 +1,4 @@
-"""`/api/projects/files`: the project files that enter prompts, and the owner's approval of their content.
+"""`/api/projects/files`: project files that are included in prompts, and the owner's approval of their content.
 
 Only the owner may use these endpoints. Content is approved by its digest, so the approval covers exactly the content
 that the owner has read.
@@ -16,7 +16,7 @@ from tidegate.web.app.http_response import HttpResponse, json_response
 
 
 class ProjectFile(msgspec.Struct):
-    """A project file. `sha256` covers the first MiB, which is the most that a prompt can contain."""
+    """A project file. `sha256` covers the first MiB, which is the maximum that a prompt can contain."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -40,7 +40,7 @@ class ProjectsApi:
         return [
             Endpoint(
                 method="GET", path=path, handler=self.files, access="configure", responses={200: ProjectFilesAnswer},
-                summary="List the files that enter prompts from folders to which other users could write",
+                summary="List the files that are included in prompts from folders to which other users could write",
             ),
             Endpoint(
                 method="POST", path=path, handler=self.trust, access="configure", body=TrustIn,
@@ -55,7 +55,7 @@ class ProjectsApi:
         found = {file.path: file.sha256 for file in (await self._list_files()).files}
         for file in request.body.files:
             if file.path not in found:
-                raise NotFound("There is no such file in a project folder that others can write to.", code="no_file")
+                raise NotFound("There is no such file in a project folder to which others can write.", code="no_file")
             if found[file.path] != file.sha256:
                 raise Conflict("The file has changed; read it again.", code="changed")
         await self._provenance.trust({file.path: bytes.fromhex(file.sha256) for file in request.body.files})

@@ -1,6 +1,6 @@
-"""The settings of conversations, and reloading their configuration.
+"""Conversations' settings, and reloading their configuration.
 
-The owner sees the settings of all conversations. Only a conversation's principal and the owner can change its settings;
+The owner sees all conversations' settings. Only a conversation's principal and the owner can change its settings;
 anyone else gets 404. The list is bounded and paged.
 """
 
@@ -15,7 +15,7 @@ from tidegate.web.app.endpoint import Endpoint, Request
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_SETTINGS = 500
-"""The maximum number of settings on a page."""
+"""Maximum number of settings on a page."""
 
 
 class SettingsQuery(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""`/api/usage` and `/api/budgets`: the cost of models, and the budgets.
+"""`/api/usage` and `/api/budgets`: what models cost, and the budgets.
 
 Each user sees their own usage; the owner sees everyone's. Only the owner sees shared budgets. The number of rows is
 bounded; totals always cover all of them.
@@ -20,7 +20,7 @@ from tidegate.web.app.http_request import parse_time
 from tidegate.web.app.http_response import HttpResponse, json_response
 
 MOST_ROWS = 1000
-"""The maximum number of rows in a response. It exceeds the number of hours in a month."""
+"""Maximum number of rows in a response: more than the hours in a month."""
 
 Time = Annotated[str, Meta(min_length=1, max_length=40)]
 
@@ -33,9 +33,9 @@ class UsageQuery(msgspec.Struct):
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """The total of all model calls in one group. `cached` and `written` are the numbers of `input` tokens that were
-    read from and written to the provider's cache; `reasoning` is a part of `output`. `cost` is in dollars, counting
-    only models whose prices are known. `estimated` is the number of calls whose tokens the provider did not report."""
+    """The total of all model calls in one group. `cached` and `written` are the numbers of `input` tokens read from and
+    written to the provider's cache; `reasoning` is part of `output`. `cost` is in dollars, counting only models with
+    known prices. `estimated` is the number of calls whose tokens the provider did not report."""
 
     key: str
     name: str
@@ -51,7 +51,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 class UsageAnswer(msgspec.Struct, frozen=True):
     """Rows grouped by time are in chronological order. All others are sorted by cost, highest first. `more` is true if
-    there are further rows; `total` covers all of them."""
+    there are further rows; `total` covers all rows."""
 
     by: usage.By
     since: float
@@ -69,7 +69,7 @@ class BudgetsQuery(msgspec.Struct):
 
 
 class BudgetsAnswer(msgspec.Struct, frozen=True):
-    """`more` is true if there are further budgets, which are not listed."""
+    """`more` is true if there are further budgets that are not listed."""
 
     budgets: list[BudgetView]
     more: bool

@@ -1,1 +1,2 @@
-"""The ASGI application: routing, authentication, request bodies, error responses, health, metrics and page files."""
+"""The ASGI application: routing, authentication, request bodies, error responses, health checks, metrics and page
+files."""

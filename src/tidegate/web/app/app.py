@@ -1,7 +1,7 @@
-"""The web application: one ASGI callable for the APIs, the chat page, health and metrics.
+"""The web application: one ASGI callable for the APIs, the chat page, health checks and metrics.
 
-Every request gets a response in the gateway's own format, whatever happens: unknown paths, wrong methods, refusals,
-failures, unexpected exceptions and the end of the process. Chat completions are dispatched before any routing. The
+Every request gets a response in the gateway's own format, whatever happens: an unknown path, a wrong method, a refusal,
+a failure, an unexpected exception or the end of the process. Chat completions are dispatched before any routing. The
 application owns no task; its server must run `background`.
 """
 
@@ -23,15 +23,18 @@ from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
 from tidegate.status_report import SessionsStatus, StatusReport
 from tidegate.store import Store
-from tidegate.web.api.admin import Admin
 from tidegate.web.api.approvals import ApprovalsApi
 from tidegate.web.api.audit import AuditApi
 from tidegate.web.api.browsers import BrowsersApi
 from tidegate.web.api.conversations import ConversationsApi
 from tidegate.web.api.event_stream import EventStream
+from tidegate.web.api.keys import KeysApi
 from tidegate.web.api.memory import MemoryApi
+from tidegate.web.api.models import ModelsApi
+from tidegate.web.api.page import PageApi
 from tidegate.web.api.projects import ProjectsApi
 from tidegate.web.api.session_settings import SessionSettingsApi
+from tidegate.web.api.status import StatusApi
 from tidegate.web.api.usage import UsageApi
 from tidegate.web.app.auth import Credentials
 from tidegate.web.app.cors import Cors
@@ -53,18 +56,18 @@ from tidegate.web.chat.completions import CHAT, ChatCompletions
 from tidegate.web.http1.protocol import ABORT, EXTRA
 
 FINAL_RESPONSE_SECONDS = 0.5
-"""The time, in seconds, for sending the error response of a request that is cut off when the process ends."""
+"""Seconds allowed for sending the error response to a request that is cut off because the process is stopping."""
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/api/status"})
 """Paths that are served even when all connections are in use and no file descriptors are left."""
 
 _API_HEADERS: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-"""Headers of every response of the two APIs, the health checks and the metrics, including error responses. The page's
+"""Headers of every response from the two APIs, the health checks and the metrics, including error responses. The page's
 files have different headers."""
 _ROUTE = "tidegate.route"
-"""The scope key that holds the path declared by the request's endpoint."""
+"""The scope key for the path declared by the request's endpoint."""
 OTHER = "other"
-"""The route of requests to unknown paths."""
+"""The route for requests to unknown paths."""
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -83,7 +86,7 @@ class _NoMethod(Refused):
 
 
 class _RecordedSend:
-    """A wrapper around a request's `send`. It adds common headers and records the status and the end of the
+    """A wrapper around a request's `send` that adds common headers and records the status and the end of the
     response."""
 
     __slots__ = ("_headers", "_send", "done", "status")
@@ -107,7 +110,7 @@ class HttpCounters:
     """Counts requests by route and status, and measures the durations of chat requests."""
 
     BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-    """Upper bounds of the histogram in seconds. They range from the demo model's durations to those of long turns."""
+    """The histogram's upper bounds in seconds. They range from the demo model's durations to those of long turns."""
 
     __slots__ = ("buckets", "requests", "seconds")
 
@@ -198,7 +201,7 @@ class App:
             group.start_soon(self._health.watch_loop)
 
     def stop(self) -> None:
-        """Refuses new requests and ends the event streams. Running requests continue."""
+        """Refuses new requests and closes the event streams. Running requests continue."""
         self._stopping = True
         self._events.stop()
 
@@ -240,7 +243,7 @@ class App:
     async def _fail(self, error: Exception, send: _RecordedSend, scope: dict[str, Any]) -> None:
         response = self._errors.from_error(error)
         if send.status:
-            # The response has begun. Dropping the connection is the only way to report the failure.
+            # The response has begun, so dropping the connection is the only way to report the failure.
             log.warning("a response was aborted", path=scope.get(_ROUTE, OTHER), error=str(error))
             scope.get(ABORT, _nothing)()
             return
@@ -251,7 +254,7 @@ class App:
         await send_response(send, response)
 
     async def _cut_off(self, send: _RecordedSend, scope: dict[str, Any]) -> None:
-        """Responds to a request that is cancelled because the shutdown's deadline has passed."""
+        """Responds to a request that is cancelled because the shutdown deadline has passed."""
         if send.done:
             return
         if send.status:
@@ -283,7 +286,7 @@ def create_app(
     terminal: bytes = b"",
 ) -> App:
     """Builds the application. Nothing is opened or started. `gauges` returns additional metrics by name; `terminal` is
-    the digest of the key that the command line uses."""
+    the digest of the command line's key."""
 
     def agents(principal: Principal) -> tuple[str, ...]:
         return tuple(view.name for view in service.agents(principal))
@@ -318,11 +321,13 @@ def create_app(
             ledger=service.ledger,
         ).response
 
-    admin = Admin(credentials, health, load_metrics, pages, status, frozenset(config.agents))
     return App(
         chat=ChatCompletions(service, credentials, bodies, errors, streams, config),
         endpoints=[
-            *admin.endpoints(),
+            *ModelsApi().endpoints(),
+            *StatusApi(health, load_metrics, status).endpoints(),
+            *KeysApi(credentials, frozenset(config.agents)).endpoints(),
+            *PageApi(credentials, pages).endpoints(),
             *BrowsersApi(credentials).endpoints(),
             *ConversationsApi(service, commands, events).endpoints(),
             *SessionSettingsApi(service).endpoints(),

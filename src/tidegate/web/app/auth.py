@@ -1,9 +1,10 @@
-"""Authentication: keys, browsers' sign-ins, one-time codes, and the origin of browsers' requests.
+"""Authentication: keys, browser sign-ins, one-time codes, and the origin of browsers' requests.
 
-A caller is identified by a valid key or by a browser's sign-in. A sign-in has two parts, and both are required: a
-cookie, which scripts cannot read but browsers send to every port of the host, and a page token, which only pages of the
-gateway's own origin can read and which is sent as a header. Tokens are looked up by their SHA-256, so comparing them
-reveals nothing. A revoked key or sign-in is refused immediately; its event streams end and its downloads are cut off.
+A caller is identified by a valid key or by a browser's sign-in. A sign-in has two parts, both of which are required: a
+cookie, which scripts cannot read but browsers send to every port on the host, and a page token, which only pages from
+the gateway's own origin can read and which is sent as a header. Tokens are looked up by their SHA-256, so comparing
+them reveals nothing. A revoked key or sign-in is refused immediately; its event streams are closed and its downloads
+are cut off.
 
 A sign-in is accepted only in a request from the gateway's own page (or an allowed origin) to one of its own host names,
 so that neither another page nor DNS rebinding can use it. `Credentials` owns its cache; keys are in the store.
@@ -24,20 +25,20 @@ from tidegate.store import KeyKind, PrincipalRow, Store, principals
 from tidegate.values import Frozen
 
 KNOWN_CALLERS = 4096
-"""The maximum number of cached callers. This is more than a gateway has, and each takes only a few hundred bytes."""
+"""Maximum number of cached callers: more than a gateway has. Each takes only a few hundred bytes."""
 KNOWN_SECONDS = 30.0
-"""The number of seconds for which a caller is cached. Revocations clear the cache immediately; all other changes take
-effect within this time."""
+"""Seconds for which a caller is cached. Revocations clear the cache immediately; all other changes take effect within
+this time."""
 COOKIE_SECONDS = 30 * 86400.0
-"""The number of seconds for which a browser stays signed in."""
+"""Seconds for which a browser stays signed in."""
 COOKIE_NAME = "tidegate"
 PAGE_TOKEN = b"x-page-token"
-"""The name of the header that carries a browser's page token."""
+"""The name of the header with a browser's page token."""
 NEW_LINK = "open a new link from `tidegate up` or `tidegate status --link`"
 _CODE_STATES = {
-    "used": "This link was already used; each works once",
+    "used": "This link has already been used; each works only once",
     "expired": f"This link has expired; each works for {CODE_SECONDS / 60:.0f} minutes",
-    "unknown": f"This code is not valid; each works once, for {CODE_SECONDS / 60:.0f} minutes",
+    "unknown": f"This code is not valid; each works only once, for {CODE_SECONDS / 60:.0f} minutes",
 }
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -58,8 +59,8 @@ class Caller(Frozen, frozen=True):
     """True if the key is the home folder's key, which the command line uses."""
 
     def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
-        """Returns the channel of this caller's messages, derived from the credential. For a browser, it is the page.
-        The home folder's key counts as the terminal if a user is present; otherwise it is treated like any program's
+        """Returns the channel for this caller's messages, derived from the credential. For a browser, it is the page.
+        The home folder's key counts as the terminal if a user is present; otherwise, it is treated like any program's
         key."""
         if self.via == "cookie":
             return "page"
@@ -67,7 +68,7 @@ class Caller(Frozen, frozen=True):
 
 
 class KeyView(Frozen, frozen=True, omit_defaults=False):
-    """A key in the list of keys. The key itself is not stored."""
+    """An entry in the list of keys. The key itself is not stored."""
 
     id: str
     principal: str
@@ -111,7 +112,7 @@ class Credentials:
         terminal: bytes = b"",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`revoked` is called with the ids of keys and sign-ins that were just revoked."""
+        """`revoked` is called with the ids of keys and sign-ins that have just been revoked."""
         self._store = store
         self._agents = agents
         self._revoked = revoked
@@ -120,7 +121,9 @@ class Credentials:
         self._known: BoundedCache[tuple[bytes, bytes | None], Caller] = BoundedCache(
             "callers", cap=KNOWN_CALLERS, ttl=KNOWN_SECONDS
         )
-        self._responses: dict[object, tuple[str, Callable[[], None]]] = {}  # those in progress: the key, how to drop it
+        self._responses: dict[
+            object, tuple[str, Callable[[], None]]
+        ] = {}  # responses in progress: the key's id, and how to drop the response
         self._changes = 0  # invalidates what was read from the store before a revocation
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.origins)
         self._hosts = self._own_hosts(server) if is_loopback(server.host) else None
@@ -129,7 +132,7 @@ class Credentials:
     # -- callers --
 
     async def caller(self, method: str, headers: Headers) -> Caller:
-        """Returns the caller of a request. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another
+        """Returns a request's caller. Raises `Unauthenticated`, or `NotAllowed` for a sign-in used from another
         origin."""
         authorization = headers.get(b"authorization")
         if authorization is not None:
@@ -146,7 +149,7 @@ class Credentials:
         self.check_origin(method, headers)
         if not cookie or not page_token:
             missing = "the header X-Page-Token" if cookie else "the cookie"
-            raise Unauthenticated(f"A part of the sign-in is missing ({missing}): {NEW_LINK}.", code="signed_out")
+            raise Unauthenticated(f"Part of the sign-in is missing ({missing}): {NEW_LINK}.", code="signed_out")
         return await self._known_by("cookie", digest(cookie), digest(page_token))
 
     async def _known_by(self, kind: Literal["key", "cookie"], token: bytes, page: bytes | None = None) -> Caller:
@@ -159,7 +162,7 @@ class Credentials:
             if found is None:
                 raise Unauthenticated(f"You are signed out; {NEW_LINK}.", code="signed_out")
             await self._mark_used(token)
-            if changes == self._changes:  # otherwise it may have been revoked in the meantime: look it up again
+            if changes == self._changes:  # otherwise, it may have been revoked in the meantime: look it up again
                 caller = self._caller(kind, token, *found)
                 self._known.put((token, page), caller)
         return caller
@@ -175,15 +178,14 @@ class Credentials:
         )
 
     async def _mark_used(self, token: bytes) -> None:
-        """Records that a key was used, for the operator's list of keys. If the write fails, the request still
-        succeeds."""
+        """Records that a key was used, for the list of keys. If the write fails, the request still succeeds."""
         try:
             await self._store.write(principals.mark_used, token, self._clock())
         except StoreFailed as error:
-            log.warning("the use of a key could not be recorded", error=error.message)
+            log.warning("a key's use could not be recorded", error=error.message)
 
     def forget(self) -> None:
-        """Clears the cache, because a key or principal has changed."""
+        """Clears the cache because a key or principal has changed."""
         self._changes += 1
         self._known.clear()
 
@@ -203,13 +205,13 @@ class Credentials:
     # -- signing in and out --
 
     def check_page(self, headers: Headers) -> None:
-        """Refuses a request that comes from a page of another origin or that names a foreign host."""
+        """Refuses a request that comes from a page with another origin or that names an unknown host."""
         self.check_host(headers)
         self.check_origin("POST", headers, needed=False)
 
     async def sign_in(self, code: str, browser: str, headers: Headers) -> SignIn:
-        """Exchanges a one-time code for a sign-in. The code is used up, and the browser's previous sign-in is
-        replaced."""
+        """Exchanges a one-time code for a sign-in. The code can then no longer be used, and the browser's previous
+        sign-in is replaced."""
         cookie, page_token = make_key(), make_page_token()
         previous = digest(_cookie(headers)), digest(headers.get(PAGE_TOKEN, b""))
 
@@ -230,12 +232,12 @@ class Credentials:
         return SignIn(self._set_cookie(headers, cookie, COOKIE_SECONDS), page_token)
 
     async def sign_out(self, caller: Caller, headers: Headers) -> bytes:
-        """Ends the caller's sign-in. Returns the Set-Cookie value that removes the cookie."""
+        """Revokes the caller's sign-in. Returns the Set-Cookie value that removes the cookie."""
         await self._revoke("cookie", id=caller.key, by=caller.principal.id)
         return self._set_cookie(headers, "", 0)
 
     async def browsers(self, caller: Caller) -> list[BrowserView]:
-        """Returns the caller's signed-in browsers. The owner gets the browsers of all users."""
+        """Returns the caller's signed-in browsers. The owner gets all users' browsers."""
 
         def listing(db: Any, now: float) -> list[BrowserView]:
             names = {principal.id: principal.name for principal in principals.listing(db)}
@@ -259,13 +261,13 @@ class Credentials:
         return await self._store.read(listing, self._clock())
 
     async def sign_out_browser(self, caller: Caller, id: str) -> None:
-        """Ends one of the caller's sign-ins. The owner can end the sign-in of any user."""
+        """Revokes one of the caller's sign-ins. The owner can revoke any user's sign-in."""
         principal = None if caller.principal.is_owner else caller.principal.id
         if not await self._revoke("cookie", id=id, principal=principal, by=caller.principal.id):
             raise NotFound(f"There is no signed-in browser {id[:100]!r}.", code="browser_not_found")
 
     async def sign_out_everywhere(self, caller: Caller, *, everyone: bool) -> int:
-        """Ends all sign-ins of the caller, or everyone's. Returns the number of sign-ins that were ended."""
+        """Revokes all of the caller's sign-ins, or everyone's. Returns the number of revoked sign-ins."""
         by = caller.principal.id
         return len(await self._revoke("cookie", principal=None if everyone else by, by=by))
 
@@ -300,9 +302,9 @@ class Credentials:
     async def add_key(
         self, by: Principal, name: str, label: str, agents: tuple[str, ...] | None, role: UserRole | None = None
     ) -> tuple[str, str, str]:
-        """Creates a key for the principal of that name, which is created if it does not exist. Returns the key, its id
-        and the principal's id. Agents and role belong to the principal, not to the key. Values that differ from an
-        existing principal's are refused."""
+        """Creates a key for the principal with this name, who is created if necessary. Returns the key, its id and the
+        principal's id. Agents and role belong to the principal, not to the key. If the principal exists, values that
+        differ from theirs are refused."""
         token = make_key()
 
         def add(db: Any, now: float) -> tuple[str, str]:
@@ -353,7 +355,7 @@ class Credentials:
     # -- hosts and origins --
 
     def check_host(self, headers: Headers) -> None:
-        """Refuses requests to foreign host names on loopback. A foreign name that resolves to this address belongs to
+        """Refuses requests to unknown host names on loopback. An unknown name that resolves to this address belongs to
         another site (DNS rebinding)."""
         if self._hosts is not None and _hostname(headers.get(b"host", b"")) not in self._hosts:
             raise NotAllowed(
@@ -390,7 +392,7 @@ class Credentials:
 def _check_grant(by: Principal, role: UserRole) -> None:
     if not may_grant(by, role):
         raise NotAllowed(
-            f"Only the owner can create and revoke keys of the role {role}; your role is {by.role}.",
+            f"Only the owner can create and revoke keys with the role {role}; your role is {by.role}.",
             code="right_missing",
         )
 

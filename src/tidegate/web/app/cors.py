@@ -1,7 +1,7 @@
 """CORS: requests from other web pages, allowed only for the origins in `server.origins` and only with a key.
 
-Without listed origins this module is not used, and browsers let no other page call the gateway. A page from a listed
-origin may call with its own key; it can never use the cookie of the gateway's own page.
+Without listed origins, this module is not used, and browsers do not let other pages call the gateway. A page from a
+listed origin may call it with its own key; it can never use the cookie of the gateway's own page.
 """
 
 import re
@@ -14,14 +14,14 @@ _ALLOWED = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Busy, X-Events, X-On-Disconnect, X-Page-Token, "
     b"X-Session-Id"
 )
-"""The headers that are allowed for a browser that does not request any."""
+"""The headers allowed for a browser that does not request any."""
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (b"access-control-max-age", b"600"),
 ]
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _NAMES_BYTES = 4096
-"""The longest accepted list of header names, in bytes. No client sends that many."""
+"""Maximum length of a list of header names, in bytes. No client sends that many."""
 
 
 class Cors:
@@ -43,7 +43,7 @@ class Cors:
         ]
 
     def preflight(self, scope: dict[str, Any], headers: Headers) -> HttpResponse | None:
-        """Returns the response to a preflight request. Returns None for any other request and for origins that are not
+        """Returns the response to a preflight request, or None for any other request and for origins that are not
         listed."""
         if scope["method"] != "OPTIONS" or len(headers) < 2:
             return None

@@ -1,4 +1,4 @@
-"""Runs work that stops when its client disconnects."""
+"""Work that stops when its client disconnects."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +11,7 @@ Receive = Callable[[], Awaitable[Any]]
 async def run_until_disconnect(
     receive: Receive, work: Callable[[], Awaitable[None]], *, stopping: anyio.Event | None = None
 ) -> bool:
-    """Does the work, or cancels it when the client disconnects or `stopping` is set. Returns True if it was
+    """Does the work, but cancels it when the client disconnects or `stopping` is set. Returns True if it was
     cancelled."""
     cancelled = True
     failure: Exception | None = None
@@ -31,7 +31,7 @@ async def run_until_disconnect(
             group.start_soon(watch_event, stopping)
         try:
             await work()
-        except Exception as error:  # raised again below: the group would wrap it in an exception group
+        except Exception as error:  # raised again below, since the task group would wrap it in an exception group
             failure = error
         cancelled = False
         group.cancel_scope.cancel()

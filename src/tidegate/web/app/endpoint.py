@@ -1,13 +1,13 @@
-"""The declaration and routing of endpoints, and the requests that they handle.
+"""Declaration and routing of endpoints, and the requests that they handle.
 
 An `Endpoint` declares its path, parameters, required right and responses once, for routing and for OpenAPI. A handler
-is called only after its caller is authenticated and allowed, and the query and body have the declared types. The caller
-is checked before the body is read and again after it, since a body may take a while to arrive. Exceptions of handlers
+is called only if its caller is authenticated and authorised, and the query and body have the declared types. The caller
+is checked both before and after the body is read, since a body may take a while to arrive. Exceptions from handlers
 become error responses (`app.py`).
 
-Each path leads to at most one `PathApp`. In a template, `{name}` matches one segment of a path and `{name:path}` the
-rest of it. A literal path has priority over a template, and an earlier template over a later one. The routing table is
-built once and holds no resources.
+Each path leads to at most one `PathApp`. In a template, `{name}` matches one segment of a path and `{name:path}`
+matches the rest of it. Literal paths have priority over templates, and earlier templates over later ones. The routing
+table is built once and holds no resources.
 """
 
 import re
@@ -34,7 +34,7 @@ _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request as its handler sees it."""
+    """A request as seen by its handler."""
 
     method: str
     path: Mapping[str, str]
@@ -68,13 +68,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     query: Any = None
     body: Any = None
     body_bytes: int | None = None
-    """The largest body in bytes, if the limit is lower than limits.body_bytes."""
+    """Maximum size of the body in bytes, if lower than limits.body_bytes."""
     responses: Mapping[int, Any] = {}
-    """The type of the response body by status; a string is a content type without a schema."""
+    """The response body's type by status; a string is a content type without a schema."""
     refusals: tuple[int, ...] = ()
-    """The error statuses of this endpoint, in addition to those that all such endpoints have."""
+    """This endpoint's error statuses, in addition to those common to all such endpoints."""
     headers: tuple[str, ...] = ()
-    """The request headers that have an effect on this endpoint."""
+    """The request headers that affect this endpoint."""
 
     @property
     def is_open(self) -> bool:
@@ -83,7 +83,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathApp:
-    """The endpoints of one path."""
+    """One path's endpoints."""
 
     def __init__(self, endpoints: list[Endpoint], credentials: Credentials, bodies: RequestBodies) -> None:
         self._by_method = {endpoint.method: endpoint for endpoint in endpoints}
@@ -134,7 +134,7 @@ class PathApp:
         self, endpoint: Endpoint, caller: Caller | None, scope: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
         """Returns a context that drops the connection if the caller's credential is revoked during a GET request. Event
-        streams end by themselves, and requests with other methods continue: one of them may be the revocation."""
+        streams end by themselves, and requests with other methods continue, since one of them may be the revocation."""
         drop = scope.get(ABORT)
         if caller is None or drop is None or endpoint.method != "GET" or endpoint.responses.get(200) == EVENT_STREAM:
             return nullcontext()
@@ -156,7 +156,7 @@ class Route:
 
     def __init__(self, path: str, app: PathApp, values: Mapping[str, str]) -> None:
         self.path = path
-        """The declared path. It is one of a fixed set, whatever path was requested."""
+        """The declared path: one of a fixed set, whatever path was requested."""
         self.app = app
         self.values = values
 

@@ -1,8 +1,8 @@
-"""The health of the gateway, end to end: the event loop, writes to the store, and the timers.
+"""The gateway's health, checked end to end: the event loop, writes to the store, and the timers.
 
-`check` reports ready only if each of them worked just now or within its interval, the store has no open problem and no
-added check fails. It returns within `CHECK_SECONDS` even if nothing else responds. It costs one small write, at most
-once a second, however often it is called.
+`check` reports that the gateway is ready only if each of them has just worked, or worked within its interval, the store
+has no open problem and no additional check fails. It returns within `CHECK_SECONDS` even if nothing else responds. It
+costs one small write, at most once a second, however often it is called.
 
 A timer is registered with `expect` and reports with `beat`. Other conditions are added with `add` or `watch`.
 """
@@ -21,14 +21,14 @@ from tidegate.store import Store, maintenance
 CHECK_SECONDS = 5.0
 LAG_EVERY = 1.0
 LAG_ALLOWED = 1.0
-"""The allowed delay of the event loop, in seconds. A loop with a longer delay was blocked; a busy one is late only by
-milliseconds."""
+"""The allowed delay of the event loop, in seconds. A loop with a longer delay has been blocked; a busy one is late only
+by milliseconds."""
 MISSED_BEATS = 3
 GRACE_SECONDS = 30.0
-"""The grace period in seconds. A timer counts as late after three missed beats and this period, so that a single long
-run raises no alarm."""
+"""Grace period in seconds. A timer counts as late after three missed beats plus this period, so that a single long run
+does not raise an alarm."""
 STORE_CHECK_INTERVAL = 1.0
-"""The number of seconds for which the result of a test write is reused."""
+"""Seconds for which the result of a test write is reused."""
 
 
 class _Beat:
@@ -51,7 +51,7 @@ class Health:
         self._lock = asyncio.Lock()
 
     def expect(self, name: str, interval: float) -> None:
-        """Expects heartbeats of this timer from now on."""
+        """Expects heartbeats from this timer from now on."""
         self._beats[name] = _Beat(interval, self._clock())
 
     def add(self, name: str, check: Callable[[], Check]) -> None:
@@ -64,8 +64,8 @@ class Health:
             known.last = self._clock()
 
     def watch(self, name: str, complaint: Callable[[], str | None]) -> None:
-        """Adds a check that passes while `complaint` returns None. Otherwise `complaint` returns a description of the
-        problem."""
+        """Adds a check that passes as long as `complaint` returns None. Otherwise, `complaint` returns a description of
+        the problem."""
         self._checks[name] = lambda: _check_watch(complaint())
 
     async def watch_loop(self) -> None:
@@ -77,7 +77,7 @@ class Health:
 
     @property
     def lag(self) -> float:
-        """The seconds by which the loop was late when last measured, or by which it is late now."""
+        """The delay of the event loop in seconds, as last measured or as of now."""
         if self._ticked is None:
             return 0.0
         return max(self._lag, self._clock() - self._ticked - LAG_EVERY)

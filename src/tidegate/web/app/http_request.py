@@ -1,10 +1,11 @@
-"""HTTP requests: their headers and bodies, read within limits and decoded to typed values.
+"""HTTP requests: headers and bodies, read within limits and decoded to typed values.
 
-A known header that is repeated or has an invalid value is refused by name. All other headers are dropped.
+If a known header is repeated or invalid, the request is refused with an error that names the header. All other headers
+are dropped.
 
 An invalid body is refused with 400 and the path of its first error (`messages[2].content`). A body is invalid if it is
 not JSON or not UTF-8, is nested too deeply, repeats a name, has a number out of range, or has too many values. Nothing
-is guessed. Nothing larger than the limit is read, and large bodies count against a shared limit until they are
+is guessed. Bodies are never read beyond the limit, and large bodies count towards a shared limit until they are
 released.
 """
 
@@ -27,21 +28,20 @@ Receive = Callable[[], Awaitable[Any]]
 Headers = Mapping[bytes, bytes]
 
 NAME_LENGTH = 200
-"""The maximum length of a client's name for a conversation, in characters."""
+"""Maximum length of a client's name for a conversation, in characters."""
 KEY_LENGTH = 255
-"""The maximum length of an idempotency key in characters, as in other APIs."""
+"""Maximum length of an idempotency key in characters, as in other APIs."""
 
 BODY_SECONDS = 60.0
-"""The time for a body to arrive, in seconds. At the default size limit this requires 280 KB/s."""
+"""Time limit for receiving a body, in seconds. With the default size limit, this requires 280 KB/s."""
 SMALL_BODY = 64 * 1024
-"""Bodies up to this size, in bytes, do not count against the shared limit."""
+"""Bodies up to this size, in bytes, do not count towards the shared limit."""
 BODIES_AT_ONCE = 4
-"""The number of bodies of the maximum size that may be in memory at the same time, before they are decoded to
-messages."""
+"""Number of bodies of the maximum size that may be in memory at the same time, before they are decoded to messages."""
 
 MOST_VALUES = 250_000
-"""The maximum number of JSON values in a body. This is several times as many as the longest conversations have.
-Decoding millions of empty lists would block all other requests for seconds."""
+"""Maximum number of JSON values in a body: several times as many as in the longest conversations. Decoding millions of
+empty lists would block all other requests for seconds."""
 
 _KNOWN = frozenset(
     {
@@ -129,8 +129,8 @@ def wants_all_events(headers: Headers) -> bool:
 
 
 def client_attempt(headers: Headers) -> Literal["none", "first", "again"]:
-    """Returns the attempt that an official client reports: `first`, or `again` for a retry. Returns `none` for other
-    clients."""
+    """Returns the attempt that an official client reports: `first`, or `again` for a retry. For other clients, returns
+    `none`."""
     count = headers.get(b"x-stainless-retry-count", b"").strip()
     if count.isdigit() and int(count[:9]) > 0:
         return "again"
@@ -156,8 +156,8 @@ class ClientDisconnected(Exception):
 
 
 class RequestBodies:
-    """Reads request bodies of at most `limit` bytes each. Together they may have at most `BODIES_AT_ONCE` times that
-    size. A body counts from its first bytes until `release`."""
+    """Reads request bodies of at most `limit` bytes each. Together, they may have at most `BODIES_AT_ONCE` times that
+    size. A body counts from its first bytes until `release` is called."""
 
     def __init__(self, limit: int, *, seconds: float = BODY_SECONDS) -> None:
         self._limit = limit
@@ -167,7 +167,7 @@ class RequestBodies:
 
     async def read(self, length: bytes | None, receive: Receive, most: int | None = None) -> bytes:
         """Reads a complete body. The caller must `release` it once it is decoded. `length` is the value of
-        Content-Length; `most` is a limit for this body that is lower than the general one."""
+        Content-Length; `most` is a limit for this body, lower than the general one."""
         limit = self._limit if most is None else min(most, self._limit)
         if length is not None and length.isdigit() and int(length[:20]) > limit:
             raise self._too_large(limit)
@@ -188,7 +188,7 @@ class RequestBodies:
             raise _Slow(f"The body did not arrive within {self.seconds:g} s; send it again.") from None
 
     def release(self, size: int) -> None:
-        """Stops counting a body of this size, because it is no longer in memory or is counted elsewhere."""
+        """Stops counting a body of this size because it is no longer in memory or is counted elsewhere."""
         if size > SMALL_BODY:
             self.held -= size
 
@@ -237,7 +237,7 @@ class _Slow(Refused):
 
 
 def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Decodes a body to its type. Raises `Refused` with the path of the first error."""
+    """Decodes a body to its type. Raises `Refused` with the path to the first error."""
     if _is_crowded(body):
         raise Refused(f"The body contains more than {MOST_VALUES} values; send fewer.", code="too_many_values")
     try:
@@ -246,7 +246,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
         raise refuse(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         text = str(error).removeprefix("JSON is malformed: ")
-        if repair_json(body) != body:  # the decoder's own message would depend on the text after it
+        if repair_json(body) != body:  # the decoder's own message would depend on the text that follows
             text = "it contains a lone surrogate or bytes that are not UTF-8; send valid Unicode"
         raise Refused(f"The body is not valid JSON: {text[:1].lower()}{text[1:]}.", code="invalid_json") from None
     except UnicodeDecodeError:
@@ -266,7 +266,7 @@ def _is_crowded(body: bytes) -> bool:
 
 
 def refuse_duplicates(body: bytes) -> None:
-    """Refuses an object that repeats a name, since the intended value is unknown."""
+    """Refuses objects that repeat a name, since the intended value is unknown."""
 
     def once(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
@@ -276,7 +276,9 @@ def refuse_duplicates(body: bytes) -> None:
             seen.add(name)
 
     try:
-        json.loads(body, object_pairs_hook=once, parse_int=str, parse_float=str)  # str: numbers may have any length
+        json.loads(
+            body, object_pairs_hook=once, parse_int=str, parse_float=str
+        )  # str, since numbers may have any length
     except RecursionError:
         raise Refused("The body is nested too deeply.", code="invalid_json") from None
     except ValueError as error:
@@ -291,7 +293,7 @@ def refuse(text: str, kind: Any, *, root: str = "", texts_only: bool = False) ->
 
 
 def parse_time(param: str, text: str, now: float) -> float:
-    """Parses a time in a query: a period before now, or a date or time in UTC."""
+    """Parses a time in a query: a duration before now, or a date or time in UTC."""
     try:
         return now - float(Duration().read(text.strip()) or 0.0)
     except InvalidValue:

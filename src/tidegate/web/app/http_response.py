@@ -1,10 +1,9 @@
 """HTTP responses: JSON, and errors in OpenAI's format.
 
-Every exception becomes `{"error": {message, type, param, code}}` with all four members. The message of an unexpected
-exception contains an incident id; the log has the details of the incident. Secrets are redacted from the message.
-Statuses: 4xx as the error specifies; 502, 503 or 504 for a model's failure (400 when the conversation is too long or
-its content was refused); 507 for a full disk and 503 for any other failure of the store; 500 for damaged data and
-unexpected exceptions.
+Every exception becomes `{"error": {message, type, param, code}}` with all four members. For an unexpected exception,
+the message contains an incident id, and the log contains the details. Secrets are redacted from the message. Statuses:
+4xx as specified by the error; 502, 503 or 504 for model failures (400 if the conversation is too long or its content
+was refused); 507 for a full disk and 503 for any other store failure; 500 for damaged data and unexpected exceptions.
 """
 
 import math
@@ -14,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from tidegate.error_mapping import failure_of
 from tidegate.errors import Busy, Refused, StoreFailed
-from tidegate.failures import failure_of
 from tidegate.log import Log
 from tidegate.safe_text import strip_controls
 from tidegate.values import Failure
@@ -25,7 +24,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _NO_RETRY = (b"x-should-retry", b"false")
-"""Official clients retry after 408, 409, 429 and 5xx unless the response says not to."""
+"""Official clients retry after 408, 409, 429 and 5xx unless the response tells them not to."""
 RETRY_SECONDS = 1
 """The value of `Retry-After`, in seconds, for a temporary failure of unknown duration."""
 
@@ -40,7 +39,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The body of every error response."""
+    """The body of all error responses."""
 
     error: ErrorBody
 
@@ -84,11 +83,11 @@ class ErrorResponses:
         return response
 
     def failure_event(self, failure: Failure) -> bytes:
-        """Returns a failed turn as an event of a stream that has already begun."""
+        """Returns a failed turn as an event for a stream that has already begun."""
         return b"data: " + self.from_failure(failure).body + b"\n\n"
 
     def error_event(self, error: Exception) -> bytes:
-        """Returns an exception as an event of a stream that has already begun."""
+        """Returns an exception as an event for a stream that has already begun."""
         return b"data: " + self.from_error(error).body + b"\n\n"
 
     def _response(

@@ -1,7 +1,7 @@
 """Metrics for Prometheus.
 
 A request only increments a few integers. All other values are read from the packages when the metrics are scraped.
-Labels come from closed sets (routes, statuses, states, reasons, settings, the configured models and budgets), so the
+Labels are taken from closed sets (routes, statuses, states, reasons, settings, configured models and budgets), so the
 number of series is bounded. There is no global registry. The Prometheus library is imported at the first scrape; a
 gateway that is never scraped does not load it.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """The collector of all metrics. Creating one imports the Prometheus library."""
+    """The collector for all metrics. Creating one imports the Prometheus library."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Metrics:
             collect = staticmethod(self.read)
 
             def describe(self) -> "Iterator[Metric]":
-                """Describes nothing. Prometheus would otherwise collect the metrics to describe them, before the
+                """Describes nothing. Otherwise, Prometheus would collect the metrics to describe them, before the
                 packages are open."""
                 return iter(())
 
@@ -125,7 +125,7 @@ class Metrics:
             yield _gauge(f"tidegate_sessions_{name}", text, value=getattr(sessions, name))
         yield _counter(
             "tidegate_residents_over_cap_mid_turn",
-            "Times a resident over the cap was kept because its turn was running.",
+            "Number of times a resident over the cap was kept because its turn was running.",
             value=sessions.over_cap_mid_turn,
         )
         unloads = _counter("tidegate_unloads", "Residents unloaded, by reason.", labels=("reason",))
@@ -134,7 +134,7 @@ class Metrics:
         yield unloads
         yield _gauge(
             "tidegate_questions_waiting",
-            "Approvals and questions of running turns that wait for a user's answer.",
+            "Approvals and questions of running turns that are waiting for a user's answer.",
             value=status.questions.waiting,
         )
         yield _gauge("tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status.audit.rows)
@@ -144,7 +144,7 @@ class Metrics:
             text = "Conversations with messages that wait for a vector."
             yield _gauge("tidegate_vectors_waiting", text, value=found.waiting)
         smaller = _counter(
-            "tidegate_compactions", "Times a request was made smaller to fit its model's window.", labels=("how",)
+            "tidegate_compactions", "Number of times a request was reduced to fit its model's window.", labels=("how",)
         )
         for how, count in sorted(status.context.items()):
             smaller.add_metric((how,), count)
@@ -153,14 +153,14 @@ class Metrics:
         yield from self._model_metrics(status.model_states)
 
     def _usage_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
-        """Yields the metrics by configured model, and by budget of the whole gateway."""
+        """Yields the metrics by configured model, and by budget for the whole gateway."""
         tokens = _counter(
             "tidegate_tokens",
             "Tokens used by models, by kind; cached and written ones are part of the input.",
             labels=("model", "kind"),
         )
         cost = _counter("tidegate_cost_dollars", "The cost of those tokens.", labels=("model",))
-        calls = _counter("tidegate_model_calls", "Model calls that were paid for.", labels=("model",))
+        calls = _counter("tidegate_model_calls", "Model calls that were charged.", labels=("model",))
         for model, used in sorted(status.models.items()):
             for kind in ("input", "cached", "written", "output"):
                 tokens.add_metric((model, kind), getattr(used, kind))
@@ -169,7 +169,7 @@ class Metrics:
         yield from (tokens, cost, calls)
         ratio = _gauge(
             "tidegate_budget_used_ratio",
-            "The spent share of a budget of the whole gateway, in its current window.",
+            "The used share of a budget for the whole gateway, in its current window.",
             labels=("budget",),
         )
         for budget in status.budgets:
@@ -185,7 +185,7 @@ class Metrics:
             labels=("model", "kind"),
         )
         fallbacks = _counter(
-            "tidegate_model_fallbacks", "Times a conversation fell back to this model.", labels=("model",)
+            "tidegate_model_fallbacks", "Number of times a conversation fell back to this model.", labels=("model",)
         )
         keys = _gauge("tidegate_model_keys", "Keys of a model, by state.", labels=("model", "state"))
         resting = _gauge("tidegate_model_resting", "1 while a model is not used after a failure.", labels=("model",))
@@ -205,7 +205,7 @@ class Metrics:
         yield _gauge("tidegate_store_full", "1 while the disk is full.", value=float(stats.full))
         open_kinds = {problem.kind for problem in stats.problems}
         stands = _gauge("tidegate_store_problem", "1 while a problem is open, by kind.", labels=("kind",))
-        met = _counter("tidegate_store_problems", "Times a problem occurred, by kind.", labels=("kind",))
+        met = _counter("tidegate_store_problems", "Number of times a problem occurred, by kind.", labels=("kind",))
         for kind, count in stats.problem_counts.items():
             stands.add_metric((kind,), float(kind in open_kinds))
             met.add_metric((kind,), count)
@@ -246,7 +246,7 @@ class Metrics:
     def _limit_metrics(self) -> "Iterator[Metric]":
         limits = _gauge("tidegate_limit", "The settings of [limits], by name.", labels=("name",))
         for name, value in msgspec.structs.asdict(self._limits).items():
-            if value is not None:  # the gateway chooses those itself and reports them among its gauges
+            if value is not None:  # the gateway chooses these values itself and reports them among its gauges
                 limits.add_metric((name,), value)
         yield limits
 

@@ -47,7 +47,7 @@ _PHRASES = {
     403: "You are not allowed to do this.",
     404: "It does not exist, or you are not allowed to see it.",
     409: "The request conflicts with the current state.",
-    413: "Larger than a limit; the message names the limit.",
+    413: "A limit was exceeded; the message names it.",
     416: "The requested range is not available.",
     422: "The Idempotency-Key was used with a different body.",
     429: "Busy; `Retry-After` says when to try again.",
@@ -76,7 +76,9 @@ def describe_api(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "A key of the gateway."}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "One of the gateway's keys."}
+            },
         },
     }
 
@@ -143,7 +145,7 @@ def _query(endpoint: Endpoint, refs: dict[Any, Any], components: dict[str, Any])
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Removes null from a query parameter's type. A query cannot contain null; a nullable field is left out instead."""
+    """Removes null from a query parameter's type. A query cannot contain null; nullable fields are left out instead."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf" and value is not None}
     return {**choices[0], **rest} if len(choices) == 1 else schema

@@ -1,9 +1,9 @@
 """The chat page's static files.
 
-Only files of the folder that is part of the program are served, each with its content type, an ETag and security
-headers that exclude foreign scripts, frames and origins. All other names get 404, in any spelling or encoding. Files
-are read and compressed in a thread. They are kept in a bounded cache in the form that was asked for, so browsers, which
-ask for gzip, make it hold only compressed text.
+Only files in the folder that is part of the program are served, each with its content type, an ETag and security
+headers that exclude scripts, frames and requests from other origins. All other names get 404, in any spelling or
+encoding. Files are read and compressed in a thread. They are cached, within limits, in the form requested; since
+browsers request gzip, the cache usually contains only compressed text.
 """
 
 import gzip
@@ -31,11 +31,11 @@ _TYPES = {
 FOLDER = Path(__file__).parents[1] / "static"
 COMPRESSED = {".html", ".js", ".mjs", ".css", ".svg", ".json", ".txt"}
 COMPRESSED_FROM = 512
-"""Bytes of a file. Smaller ones fit into one packet anyway."""
+"""Size, in bytes, from which files are compressed. Smaller ones fit into one packet anyway."""
 KEPT_FILES = 64
 KEPT_BYTES = 2 * 1024 * 1024
 KEPT_SECONDS = 2.0
-"""The maximum number of seconds until an edited file is served. Requests before that do not access the disk."""
+"""Maximum number of seconds until an edited file is served. Until then, requests do not access the disk."""
 
 SECURITY_HEADERS = [
     (
@@ -79,7 +79,7 @@ class PageFiles:
         return self._kept.stats()
 
     def _read(self, name: str, compress: bool) -> HttpResponse:
-        """Reads a file by name. Names are compared with the files of the folder and never joined to a path."""
+        """Reads a file by name. Names are compared with the files in the folder and never joined to a path."""
         for path in self._folder.rglob("*"):
             if path.relative_to(self._folder).as_posix() == name and path.is_file() and not path.is_symlink():
                 kind = _TYPES.get(path.suffix)

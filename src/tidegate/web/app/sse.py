@@ -2,9 +2,9 @@
 
 A stream's response begins with its first event, so a failure before that still gets its own status. Events arrive in
 the order in which they were written. An idle stream gets a comment before `interval` seconds have passed. A slow reader
-delays only itself, and is disconnected when it stops reading.
+delays nobody else, and is disconnected if it stops reading.
 
-A stream belongs to its request. `OpenStreams` refers to it only while it is open.
+A stream belongs to its request. `OpenStreams` keeps a reference only while the stream is open.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 15.0
 CHECKS_PER_INTERVAL = 5
-_KEEP_ALIVE_PATIENCE = 0.05  # streams with a slow reader are skipped: data is already waiting for it
+_KEEP_ALIVE_PATIENCE = 0.05  # streams with a slow reader are skipped, since data is already waiting for them
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -28,7 +28,7 @@ HEADERS = [
 
 
 class OpenStreams:
-    """The open streams of the gateway. `run` sends keep-alive comments to the idle ones."""
+    """The gateway's open streams. `run` sends keep-alive comments to the idle ones."""
 
     def __init__(self, interval: float = KEEP_ALIVE_SECONDS, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.check_interval = interval / CHECKS_PER_INTERVAL
@@ -43,14 +43,14 @@ class OpenStreams:
             await self.send_keep_alives()
 
     async def send_keep_alives(self) -> None:
-        """Sends a comment to each stream that is idle now."""
+        """Sends a comment to each idle stream."""
         now = self.clock()
         for stream in [stream for stream in self.open if now - stream.last_write >= self._idle_seconds]:
             await stream.keep_alive()
 
 
 class Stream:
-    """One response of server-sent events."""
+    """A response with server-sent events."""
 
     __slots__ = ("__weakref__", "_headers", "_lock", "_send", "_streams", "last_write", "started")
 
@@ -109,5 +109,5 @@ def event(name: str, data: bytes, *, id: int | None = None) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Returns a comment: a line that every client ignores."""
+    """Returns a comment: a line that all clients ignore."""
     return b": " + " ".join(text.split()).encode() + b"\n\n"

@@ -1,8 +1,8 @@
 """Validation errors in plain English.
 
-Each error becomes one sentence. It names the invalid value by its path in the request and describes the expected value
-and, if that helps, the value received. Values are quoted only in part. This module is imported when the first invalid
-request arrives.
+Each error becomes one sentence that names the path of the invalid value in the request and describes the expected value
+and, if that helps, the value received. Long values are quoted only in part. This module is imported when the first
+invalid request arrives.
 """
 
 import re
@@ -14,7 +14,7 @@ from msgspec import inspect
 from tidegate.errors import Refused
 
 QUOTED_CHARACTERS = 100
-"""The maximum length of a quoted value, so that an error does not repeat a megabyte of the request."""
+"""Maximum length of a quoted value, so that an error does not repeat a megabyte of the request."""
 
 _AT = re.compile(r" - at (`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
@@ -37,9 +37,9 @@ _UNITS = {"str": "character", "array": "entry", "object": "entry"}
 
 
 def refusal(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -> Refused:
-    """Returns the refusal for the validator's message `text` about a value of type `kind`. `root` is the name of the
-    request in the message. With `texts_only`, all values are strings, as in a query, so the message does not mention
-    that."""
+    """Returns the refusal for the validator's message `text` about a value of type `kind`. `root` is what the message
+    calls the request. With `texts_only`, all values are strings, as in a query, so the message does not mention
+    this."""
     path, of_key = "", False
     if found := _AT.search(text):
         path, of_key, text = found[2], found[1] is not None, text[: found.start()]

@@ -1,9 +1,9 @@
 """A turn's events as a streamed chat completion.
 
-A plain client gets only OpenAI's chunks and SSE comments. Text cannot be withdrawn once it has been sent to a plain
-client, so an answer that restarts after visible text ends with an error event instead. A client that requested all
-events gets every event, including withdrawn text. Each reader has its own object, which holds only the state of one
-stream.
+A plain client gets only OpenAI's chunks and SSE comments. Text that has been sent to a plain client cannot be
+withdrawn, so if an answer restarts after some text was visible, the stream ends with an error event instead. A client
+that has requested all events gets every event, including withdrawn text. Each reader has its own object, which contains
+only the state of one stream.
 """
 
 import msgspec
@@ -38,13 +38,13 @@ class ChatStream:
         self._full = full
         self._opened = False
         self._has_text = False
-        """True if text of the current model answer was sent."""
+        """True if text from the current model answer has been sent."""
         self._last_has_text = False
-        """True if text of the last committed model answer was sent."""
+        """True if text from the last committed model answer has been sent."""
         self._gap = False
         self.outcome: Outcome | None = None
         self.broken = ""
-        """The reason why this stream must end although its turn continues; empty otherwise."""
+        """The reason why this stream must end although its turn continues; otherwise empty."""
 
     def encode(self, events: list[Event]) -> bytes:
         """Returns the bytes for a batch of events. Consecutive pieces of text become one chunk."""
@@ -65,7 +65,8 @@ class ChatStream:
         return b"".join(out)
 
     def ending(self, outcome: Outcome) -> bytes:
-        """Returns the last chunks of an answered turn. They include the answer's text if none was sent before."""
+        """Returns the last chunks of an answered turn. If none of the answer's text has been sent before, they include
+        it."""
         out = b""
         if outcome.text and not (self._has_text or self._last_has_text):
             out = self._text(outcome.text)

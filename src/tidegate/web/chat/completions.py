@@ -1,8 +1,8 @@
 """`POST /v1/chat/completions`, complete or streamed.
 
 The caller is authenticated before the body is read. The message is stored durably before any part of the response is
-sent. Responses have OpenAI's format. When the client disconnects, the session service decides whether the turn stops or
-continues. The request's bytes are released as soon as the message is accepted, however long the turn takes.
+sent. Responses have OpenAI's format. When the client disconnects, the session service decides whether to stop the turn
+or let it continue. The request's bytes are released as soon as the message is accepted, however long the turn takes.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ CHAT = Endpoint(
     refusals=(404, 409, 413, 422, 429, 502, 503, 504),
     headers=("X-Session-Id", "X-Busy", "X-On-Disconnect", "X-Events", "Idempotency-Key"),
 )
-"""The description of the endpoint. The app handles this path before any routing, since it is the most frequent one."""
+"""The endpoint's description. The app handles this path before any routing, since it is the most frequent one."""
 
 
 class ResponseOptions(msgspec.Struct, frozen=True):
@@ -90,13 +90,13 @@ class ResponseOptions(msgspec.Struct, frozen=True):
     may_cancel: bool
     """True if the turn may be stopped when the client disconnects."""
     ignores_tools: bool = False
-    """True if the request has tools that the agent ignores."""
+    """True if the request contains tools that the agent ignores."""
     names: dict[str, str] = msgspec.field(default_factory=dict)
-    """The request's names for fields that have another name in `Call`."""
+    """The request's names for fields that have a different name in `Call`."""
 
 
 class AcceptedRequest(msgspec.Struct, frozen=True):
-    """A request whose message was accepted, with its turn and the options of the response."""
+    """A request whose message was accepted, with its turn and the response options."""
 
     acceptance: Acceptance
     options: ResponseOptions
@@ -141,9 +141,9 @@ class ChatCompletions:
         body = await self._bodies.read(headers.get(b"content-length"), receive)
         size = len(body)
         try:
-            caller = await self._credentials.caller("POST", headers)  # the key may have been revoked meanwhile
+            caller = await self._credentials.caller("POST", headers)  # the key may have been revoked in the meantime
             inbound, options = self._parse(caller, headers, body)
-            del body  # while the store is awaited, only the message stays in memory
+            del body  # while waiting for the store, only the message stays in memory
             try:
                 return AcceptedRequest(await self._service.accept(inbound), options)
             except Refused as error:
@@ -228,7 +228,7 @@ class ChatCompletions:
         await send_response(send, json_response(value, headers=headers))
 
     async def _send_error(self, response: HttpResponse, request: AcceptedRequest, send: Send) -> None:
-        """Sends an error with the turn's id, because the turn exists whatever its outcome."""
+        """Sends an error with the turn's id, since the turn exists whatever its outcome."""
         response.headers.extend(_turn_headers(request))
         await send_response(send, response)
 
@@ -312,7 +312,7 @@ class ChatCompletions:
 
 
 def _is_partial(outcome: Outcome) -> bool:
-    """True if the turn was stopped after it had produced text. That text is then the answer."""
+    """True if the turn was stopped after it had produced text, which is then the answer."""
     return outcome.state == "stopped" and bool(outcome.text)
 
 
@@ -322,7 +322,7 @@ def _with_caller_names(failure: Failure, options: ResponseOptions) -> Failure:
 
 
 def _caller_names(param: str | None, message: str, options: ResponseOptions) -> tuple[str | None, str]:
-    """Returns the field and the message of an error, in which fields have the names that the request used."""
+    """Returns an error's field and message, with the field names used in the request."""
     if param not in options.names:
         return param, message
     for field, name in options.names.items():
@@ -343,9 +343,9 @@ def _turn_headers(request: AcceptedRequest) -> list[tuple[bytes, bytes]]:
 
 
 def _is_plain(body: bytes, request: ChatRequest) -> bool:
-    """True if the body contains only the model, messages with a role and text, and perhaps `stream`. In that case it
-    has exactly as many strings as those fields need, so no name is repeated. Any other body is decoded again to
-    check."""
+    """True if the body contains only the model, messages with a role and text, and possibly `stream`. In that case, it
+    has exactly as many strings as these fields need, so no name is repeated. Any other body is decoded again to check
+    this."""
     if b"\\" in body:
         return False
     strings = 3 if request.stream is None else 4
@@ -357,8 +357,8 @@ def _is_plain(body: bytes, request: ChatRequest) -> bool:
 
 
 def _canonical(body: bytes) -> bytes:
-    """Returns the same bytes for equal JSON, regardless of formatting. Returns the body unchanged if an ignored field
-    has a number that is too large to decode."""
+    """Returns the same bytes for equal JSON, regardless of formatting. If an ignored field contains a number that is
+    too large to decode, returns the body unchanged."""
     try:
         return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     except (msgspec.DecodeError, ValueError, OverflowError):
@@ -366,8 +366,8 @@ def _canonical(body: bytes) -> bytes:
 
 
 def _receipts(key: str | None, attempt: str, name: str | None, body: bytes) -> tuple[Receipt, ...]:
-    """Returns the identities by which a repeated request is recognised: the idempotency key, and for official clients,
-    which retry on their own, a digest of the body."""
+    """Returns the identities used to recognise a repeated request: the idempotency key and, for official clients, which
+    retry on their own, a digest of the body."""
     receipts: list[Receipt] = []
     where = (name or "").encode()
     if key is not None:

@@ -1,7 +1,7 @@
 """The content parts of a message: text, and in user messages and tool results also pictures, audio and files.
 
-The type of a part is detected from its first bytes; a mismatch is refused with the path of the part. Text files become
-text; pictures, audio and PDFs become attachments, whichever type of part contains them. Nothing is fetched from a URL.
+A part's type is detected from its first bytes; a mismatch is refused with the path to the part. Text files become text;
+pictures, audio and PDFs become attachments, whatever type of part contains them. Nothing is fetched from URLs.
 """
 
 import binascii
@@ -16,7 +16,7 @@ from tidegate.values import PDF, Attachment
 
 MEDIA_PARTS = ("image_url", "input_audio", "file")
 NAME_CHARACTERS = 200
-"""The maximum length of a file name shown to a model, in characters."""
+"""Maximum length of a file name shown to a model, in characters."""
 FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 
 _DATA_URL = re.compile(r"data:image/(png|jpe?g|gif|webp);base64,", re.IGNORECASE)
@@ -67,7 +67,7 @@ def attachment_of(part: ContentPart, where: str, message: int) -> Attachment | N
 
 
 def text_of_file(part: ContentPart, where: str) -> str:
-    """Returns the text of a file below a line with the file's name. Returns an empty string for media."""
+    """Returns a file's text below a line with the file's name, or an empty string for media."""
     data = _file(part.file, f"{where}.file")
     if media_type_of(data):
         return ""
@@ -90,7 +90,7 @@ def _file(file: File | None, where: str) -> bytes:
             f"`{where}.file_data` is missing; send the file's data in the message, since file ids are not supported.",
             param=f"{where}.file_data",
         )
-    # Some clients send only the encoded bytes, others a data URL.
+    # Some clients send only the encoded bytes, others send a data URL.
     encoded = file.file_data
     if encoded.startswith("data:"):
         _, mark, encoded = encoded.partition(";base64,")
@@ -145,5 +145,5 @@ def _bound(size: int, most: int, limit: str, where: str) -> None:
 def _decoded(text: str, where: str) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError:  # of binascii, and for text that is not ASCII
+    except ValueError:  # from binascii, and for text that is not ASCII
         raise Refused(f"`{where}` is not valid base64.", param=where) from None

@@ -1,7 +1,7 @@
-"""The messages of OpenAI's chat request, and their conversion to the gateway's messages.
+"""The messages in OpenAI's chat request, and their conversion to the gateway's messages.
 
-Messages are accepted in every form that OpenAI accepts. An error names the path of the invalid value. In the resulting
-conversation, every tool result has its call and every call its result.
+Messages are accepted in every form that OpenAI accepts. Errors name the path of the invalid value. In the resulting
+conversation, every tool result has its call, and every call its result.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from tidegate.values import Attachment, Frozen, Message, ToolCall
 from tidegate.web.chat.content_parts import MEDIA_PARTS, ContentPart, attachment_of, text_of_file
 
 SYSTEM_ALONE = "The caller sent a system message and nothing else."
-"""Replaces the missing user message in a request to a named session that has only a system message. The system message
-itself becomes part of the session's prompt."""
+"""Replaces the missing user message in a request to a named session that contains only a system message. The system
+message itself becomes part of the session's prompt."""
 
 MOST_MEDIA = 50
-"""The maximum number of pictures, audio files and documents in a request. Most of them are examined in a separate
-process each."""
+"""Maximum number of pictures, audio files and documents in a request. Most of them require a separate process to
+examine them."""
 
 Label = Annotated[str, Meta(max_length=512)]
 
@@ -56,7 +56,7 @@ class ParsedMessages(Frozen, frozen=True):
 
 def parse_new_messages(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
     """Parses a request to a named session. The gateway already has the history, so only messages after the last
-    assistant message are new. Results of the caller's tools come first; all user messages are joined into one."""
+    assistant message are new. Results from the caller's tools come first; all user messages are joined into one."""
     last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
     prompts: list[str] = []
     results: list[Message] = []
@@ -103,7 +103,7 @@ def parse_new_messages(messages: Sequence[ChatMessage], limit: int) -> ParsedMes
 
 
 def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMessages:
-    """Parses a request to an ephemeral session, which contains the complete conversation."""
+    """Parses a request to an ephemeral session, which contains the entire conversation."""
     prompts: list[str] = []
     attachments: list[Attachment] = []
     found: list[Message] = []
@@ -134,7 +134,7 @@ def parse_conversation(messages: Sequence[ChatMessage], limit: int) -> ParsedMes
             found.append(_assistant(message, index, open_calls, used_ids, results_by_id=by_id))
     if open_calls:
         raise _unanswered(len(messages), open_calls)
-    if not found:  # a request with only a system message is answered to that message
+    if not found:  # if there is only a system message, that message is answered
         found.append(Message(role="system", text=prompts.pop()) if prompts else Message(role="user"))
     return _parsed(tuple(found), "\n\n".join(prompts), attachments)
 
@@ -155,8 +155,8 @@ def _assistant(
 ) -> Message:
     """Parses an assistant message. OpenAI allows a call id to be reused in a later message. Other providers do not, so
     a repeated id gets a suffix, and `open_calls` maps each original id to its replacement. A message with both
-    `tool_calls` and the older `function_call` has the call twice. The results that follow decide which of the two
-    fields is used."""
+    `tool_calls` and the older `function_call` contains the call twice; the results that follow determine which of the
+    two fields is used."""
     text = _text(message, index) or message.refusal or ""
     old = message.function_call
     listed = message.tool_calls if old is None or results_by_id else None
@@ -178,7 +178,7 @@ def _assistant(
 
 
 def _call_id(message: ChatMessage, index: int, open_calls: dict[str, str]) -> str:
-    """Returns the id of the call that a tool result belongs to, as used in the resulting conversation."""
+    """Returns the id of the call to which a tool result belongs, as used in the resulting conversation."""
     call_id = message.tool_call_id
     if message.role == "function" and call_id is None and open_calls:
         call_id = next(iter(open_calls))
@@ -198,8 +198,7 @@ def _unanswered(index: int, open_calls: dict[str, str]) -> Refused:
 
 
 def _user_content(message: ChatMessage, index: int, number: int, limit: int) -> tuple[str, list[Attachment]]:
-    """Returns the text and attachments of a user message. `number` is the position of the message among the parsed
-    ones."""
+    """Returns the text and attachments of a user message. `number` is the message's position among the parsed ones."""
     if message.content is None:
         raise Refused(f"`messages[{index}].content` is missing.", param=f"messages[{index}].content")
     return _content(message, index, number, limit)
@@ -246,7 +245,7 @@ def _text(message: ChatMessage, index: int) -> str:
 
 
 def _bound(text: str, index: int, limit: int) -> None:
-    """Refuses a text of more than `limit` bytes. Everywhere in this module, `limit` is limits.message_bytes."""
+    """Refuses texts of more than `limit` bytes. Throughout this module, `limit` is limits.message_bytes."""
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise TooLarge(
             f"`messages[{index}].content` is larger than limits.message_bytes ({limit} bytes).",

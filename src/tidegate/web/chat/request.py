@@ -1,6 +1,6 @@
-"""OpenAI's chat request: its fields, and their conversion to the parameters of a call.
+"""OpenAI's chat request: its fields, and their conversion to a call's parameters.
 
-Every supported field is validated, and an error names the path of the invalid one. Unsupported fields that would change
+Every supported field is validated, and errors name the path of the invalid one. Unsupported fields that would change
 the answer are refused; unknown fields are ignored. The messages are parsed in `messages.py`.
 """
 
@@ -32,7 +32,7 @@ MAX_STOP_CHARACTERS = 500
 MAX_METADATA = 16
 MAX_METADATA_CHARACTERS = 512
 MAX_BIASES = 1024
-"""Limits that OpenAI documents for these fields."""
+"""OpenAI's documented limits for these fields."""
 
 EXTRAS: dict[str, Any] = {
     "allowed_token_ids": list[int],
@@ -81,16 +81,16 @@ EXTRAS: dict[str, Any] = {
     "xtc_probability": float,
     "xtc_threshold": float,
 }
-"""Fields that only some providers of OpenAI's API support, with their types. They are forwarded to providers that may
+"""Fields supported only by some providers of OpenAI's API, with their types. They are forwarded to providers that may
 support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Tokens = Annotated[int, Meta(ge=-1, le=100_000_000)]
-"""A limit in tokens. Some clients send -1 for no limit."""
+"""A limit in tokens. Some clients send -1 to mean no limit."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[int, Meta(ge=-100, le=100)] | Annotated[float, Meta(ge=-100, le=100)]
-"""Whole numbers stay whole, because some servers accept no others."""
+"""Whole numbers stay whole, since some servers accept nothing else."""
 
 _ABSENT = re.compile(rb"null|\[\s*\]")
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -158,7 +158,7 @@ def has_tools(request: ChatRequest) -> bool:
 
 
 def field_aliases(request: ChatRequest) -> dict[str, str]:
-    """Returns the request's names for fields that have another name in `Call`."""
+    """Returns the request's names for fields that have a different name in `Call`."""
     names: dict[str, str] = {}
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -172,7 +172,7 @@ def field_aliases(request: ChatRequest) -> dict[str, str]:
 
 
 def parse_call(request: ChatRequest, mode: str, extras: bytes = b"") -> Call:
-    """Parses the parameters of one call. Unsupported ones are refused, not dropped. `mode` is the agent's setting
+    """Parses a call's parameters. Unsupported ones are refused, not dropped. `mode` is the agent's setting
     `caller_tools`; `extras` is the result of `parse_extras`."""
     if request.n is not None and request.n != 1:
         raise Refused(f"`n` is {request.n}; each request gets one answer: send 1 or leave it out.", param="n")
@@ -242,7 +242,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _most_tokens(request: ChatRequest) -> int | None:
-    """Returns the limit of the answer's tokens. If both names of the field are used, the newer one has priority."""
+    """Returns the limit on the answer's tokens. If both names of the field are used, the newer one has priority."""
     for param in ("max_completion_tokens", "max_tokens"):
         value: int | None = getattr(request, param)
         if value == 0:
@@ -276,8 +276,8 @@ def _metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
 
 
 def parse_extras(body: bytes) -> bytes:
-    """Returns the fields of a request that only some providers support, as a JSON object. The object is empty if there
-    are none; null counts as absent."""
+    """Returns the request's fields that only some providers support, as a JSON object. The object is empty if there are
+    none; null counts as absent."""
     found = {name: value for name, value in _decode_fields(body).items() if name in EXTRAS and bytes(value) != b"null"}
     for name, value in found.items():
         _checked(name, value, EXTRAS[name])
@@ -288,7 +288,7 @@ def parse_extras(body: bytes) -> bytes:
 
 
 def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
-    """Returns the tools in the request, if the agent accepts them. `mode` is the agent's setting `caller_tools`."""
+    """Returns the tools in the request if the agent accepts them. `mode` is the agent's setting `caller_tools`."""
     param = "functions" if is_present(request.functions) else "tools"
     raw = request.functions if param == "functions" else request.tools
     if not is_present(raw):
@@ -325,11 +325,11 @@ def _definition(function: "_Function", param: str) -> ToolDefinition:
         return definition
     if not parameters.startswith(b"{"):
         raise Refused(f"The parameters of the tool {function.name!r} must be an object.", param=param)
-    return msgspec.structs.replace(definition, parameters=msgspec.Raw(parameters))  # a copy: it outlives the body
+    return msgspec.structs.replace(definition, parameters=msgspec.Raw(parameters))  # a copy, since it outlives the body
 
 
 def _choice(request: ChatRequest) -> bytes:
-    """Returns the tool choice, from the newer or the older field. In a request without tools it applies to the agent's
+    """Returns the tool choice, from the newer or the older field. In a request without tools, it applies to the agent's
     own tools."""
     if is_present(request.tool_choice):
         return _tool_choice(request.tool_choice)

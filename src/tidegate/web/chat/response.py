@@ -1,6 +1,6 @@
 """OpenAI's chat completion responses, complete and in chunks.
 
-Every response is valid for the types of the official client. The fields common to all chunks of a response are encoded
+Every response is valid for the official client's types. The fields common to all of a response's chunks are encoded
 once.
 """
 
@@ -25,8 +25,8 @@ class ReasoningTokens(msgspec.Struct, frozen=True):
 
 
 class UsageOut(msgspec.Struct, frozen=True):
-    """Tokens, summed over the steps of the turn. `estimated` is present if the provider did not report all of them, as
-    when a call was interrupted."""
+    """Tokens, summed over the turn's steps. `estimated` is present if the provider did not report all of them, for
+    example because a call was interrupted."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -68,7 +68,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The complete answer of a turn."""
+    """A turn's complete answer."""
 
     id: str
     created: int
@@ -77,7 +77,7 @@ class Completion(msgspec.Struct, frozen=True):
     usage: UsageOut
     object: Literal["chat.completion"] = "chat.completion"
     notices: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Notices for the user in addition to the answer. They are not part of OpenAI's format."""
+    """Notices for the user, in addition to the answer. They are not part of OpenAI's format."""
 
 
 def completion_id(turn: str) -> str:
@@ -125,8 +125,8 @@ def finish_reason(outcome: Outcome, *, old_functions: bool) -> FinishReason:
 
 
 def _shows_tool_calls(calls: tuple[ToolCall, ...], *, old_functions: bool) -> bool:
-    """True if the response has `tool_calls`. A client that uses the older `function_call`, which holds a single call,
-    also gets `tool_calls` if the model made several calls."""
+    """True if the response has `tool_calls`. A client that uses the older `function_call`, which can contain only one
+    call, also gets `tool_calls` if the model has made several calls."""
     return len(calls) > 1 if old_functions else bool(calls)
 
 

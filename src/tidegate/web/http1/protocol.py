@@ -1,10 +1,10 @@
-"""One HTTP/1.1 connection: uvicorn's protocol with limits and with Tidegate's error responses.
+"""An HTTP/1.1 connection: uvicorn's protocol with limits and with Tidegate's error responses.
 
-The request line and headers are bounded in bytes, number and time. An idle connection is closed after its keep-alive
-time. A connection that never sends a request is closed after `HttpTimes.head`. A client that stops reading is dropped.
-A request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error in OpenAI's
-format after the responses to the requests before it, and the connection is closed. A client gets its response even
-while it is still sending, after it has closed its sending side (without TLS), and over HTTP/1.0.
+The size, number and arrival time of the request line and headers are limited. An idle connection is closed after its
+keep-alive time. A connection that never sends a request is closed after `HttpTimes.head`. A client that stops reading
+is dropped. A request that is not valid HTTP, or whose host or framing is missing or ambiguous (RFC 9112), gets an error
+in OpenAI's format after the responses to the requests before it, and the connection is closed. A client gets its
+response even while it is still sending, after it has closed its sending side (without TLS), and with HTTP/1.0.
 
 Requests run as tasks of the server's scope. The connection owns its transport; `abort` drops it.
 """
@@ -26,30 +26,30 @@ from tidegate.web.app.http_response import ErrorAnswer, ErrorBody, request_id
 from tidegate.web.http1.transport import LINGER_SECONDS, BufferedTransport, HalfCloseWatch
 
 HEADER_BYTES = 64 * 1024
-"""The maximum size of the request line and headers together, in bytes. Only a browser's cookies for localhost can make
-them large."""
+"""Maximum size of the request line and headers together, in bytes. Only a browser's cookies for localhost can make them
+large."""
 HEADER_COUNT = 200
 READ_BYTES = 256 * 1024
-"""The maximum number of bytes that one read returns. They may contain the end of one request's body and the beginning
-of the next request's head."""
+"""Maximum number of bytes returned by one read. They may contain the end of one request's body and the beginning of the
+next request's head."""
 ABORT = "tidegate.abort"
-"""The scope key of the function that drops the request's connection."""
+"""The scope key for the function that drops the request's connection."""
 EXTRA = "tidegate.extra"
-"""A scope key that is present if the request's connection exceeds the limit on connections."""
+"""A scope key that is present if the request's connection exceeds the connection limit."""
 EXTRA_HEAD_SECONDS = 5.0
-"""The time, in seconds, for the request line and headers on a connection that exceeds the limit. There are only a few
-such connections."""
+"""Time limit, in seconds, for the request line and headers on a connection that exceeds the connection limit. There are
+only a few such connections."""
 
 _TOO_LARGE = (431, f"The request line and headers are larger than {HEADER_BYTES} bytes.", "headers_too_large")
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]+)(?::[0-9]{0,5})?", re.ASCII)
-"""A pattern for a host as defined in RFC 3986, with an optional port."""
+"""A pattern for hosts as defined in RFC 3986, with an optional port."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _VERSIONS = ("1.0", "1.1")
 
 
 class HttpTimes(NamedTuple):
-    """The time limits of a connection, in seconds."""
+    """The time limits for a connection, in seconds."""
 
     head: float = 20.0
     """The request line and headers must arrive within this time."""
@@ -83,7 +83,7 @@ class HttpConnection(HttpToolsProtocol):
         self._times = times
         self._lost = lost
         self.since = loop.time()
-        """The loop time at which the connection was opened or completed its last response."""
+        """The event loop's time at which the connection was opened or completed its last response."""
         self.logger = logging.getLogger("tidegate.web")
         self.access_log = False
         self._start = start
@@ -102,7 +102,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_unanswered(self) -> bool:
-        """True if the only request is still arriving and no part of its response was sent."""
+        """True if the only request is still arriving and no part of its response has been sent."""
         return bool(self.cycle.more_body) and not self.cycle.response_started and not self.pipeline
 
     # -- the connection and its timers --
@@ -127,8 +127,8 @@ class HttpConnection(HttpToolsProtocol):
         self._lost(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Handles the end of the peer's sending side. The connection stays open while a complete request waits for its
-        response."""
+        """Called when the peer has closed its sending side. The connection stays open while a complete request is
+        waiting for its response."""
         cycle = self.cycle
         if self.is_idle or self._buffered.unread or self.scheme == "https":
             return False
@@ -246,7 +246,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if not self.is_idle and not self._is_unanswered:
-            self._refused = True  # the current response must come first, or the client would mistake this one for it
+            self._refused = (
+                True  # the current response must come first, because the client would mistake this one for it
+            )
             return
         status, message, code = self._refusal
         error = ErrorBody(message=message, type="invalid_request_error", param=None, code=code)
@@ -299,7 +301,7 @@ class Http10Response:
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Renames the Upgrade header of a request, since no other protocol is offered here. Otherwise the parser would
-    switch protocols and read no body. Clients that offer h2c with an ordinary POST are common."""
+    """Renames a request's Upgrade header, since no other protocol is offered here. Otherwise, the parser would switch
+    protocols and not read the body. Clients that offer h2c with an ordinary POST are common."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

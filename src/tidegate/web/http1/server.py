@@ -1,13 +1,13 @@
-"""The HTTP server, on a bound socket and in a scope that its owner passes in.
+"""The HTTP server, which uses a bound socket and a scope passed in by its owner.
 
-It installs no signal handler, opens no port and starts no task outside its scope. The number of connections is limited
-to a share of the process's file descriptors. At the limit, the connections that have been idle longest are closed. If
-all are busy, a few more are accepted for requests about the gateway's health and get 503 for anything else; further
-ones wait in the kernel's queue.
+It installs no signal handlers, opens no ports and starts no tasks outside its scope. The number of connections is
+limited to a share of the process's file descriptors. At the limit, the connections that have been idle longest are
+closed. If all are busy, a few more are accepted for health checks and get 503 for anything else; further ones wait in
+the kernel's queue.
 
-Stopping is prompt and ordered: no new connections are accepted, idle ones are closed, event streams end, running
-requests may finish until the scope's deadline, and then the rest are dropped. When the scope is closed, no connection
-and no request is left.
+Stopping is prompt and orderly: no new connections are accepted, idle ones are closed, event streams end, running
+requests may finish until the scope's deadline, and then the rest are dropped. When the scope is closed, no connections
+or requests are left.
 """
 
 import asyncio
@@ -31,24 +31,22 @@ from tidegate.web.app.app import App
 from tidegate.web.http1.protocol import HttpConnection, HttpTimes
 
 BACKLOG = 1024
-"""The maximum number of connections that the kernel queues while the gateway is busy."""
+"""Maximum number of connections that the kernel queues while the gateway is busy."""
 KEEP_ALIVE_SECONDS = 75
-"""The number of seconds that an unused connection stays open. It is longer than the timeout of common clients, so that
-clients close first."""
+"""Seconds that an unused connection stays open: longer than common clients' timeouts, so that clients close first."""
 DESCRIPTOR_SHARE = 0.5
-"""The share of the process's descriptors that clients' connections may use. The rest is for models, the store and child
+"""The share of the process's descriptors that client connections may use. The rest is for models, the store and child
 processes."""
 MOST_CONNECTIONS = 8192
 EXTRA_CONNECTIONS = 8
-"""The number of connections accepted beyond the limit, for requests about the gateway's health. It is smaller than the
-reserve of descriptors."""
+"""Number of connections accepted beyond the limit for health checks: fewer than the reserved descriptors."""
 SHED_SHARE = 1 / 32
-"""The share of connections that are closed together when there are too many. Several are closed each time, because
-finding the idle ones means scanning all connections."""
+"""The share of connections that are closed together when there are too many. Several are closed at a time because
+finding the idle ones requires scanning all connections."""
 RECENT_SECONDS = 10.0
-"""The number of seconds for which `/readyz` reports that a connection exceeded the limit or was not accepted."""
+"""Seconds for which `/readyz` reports that a connection exceeded the limit or was not accepted."""
 CONNECTION_BYTES = 12 * 1024
-"""The measured memory of a connection: its socket, transport, parser and current request."""
+"""Measured memory of a connection: its socket, transport, parser and current request."""
 
 log = Log(__name__)
 
@@ -176,7 +174,7 @@ class Server:
         open, limit = self._descriptors.open, self._descriptors.limit
         failed = self._listener is not None and (self._listener.failed_at or 0) > recent
         if failed or (limit is not None and open >= limit):
-            return Check(ok=False, detail=f"no file descriptor is left: {open} of {limit} are open")
+            return Check(ok=False, detail=f"no file descriptors are left: {open} of {limit} are open")
         if (self._over_at or 0) > recent:
             return Check(ok=False, detail=f"all {self._most} connections are in use; new ones are refused or wait")
         return Check(ok=True, detail=f"{self.connections} of {self._most} connections are open")
@@ -198,7 +196,7 @@ class Server:
         return self._scope.start(cycle.run_asgi, app, name="request", at_close="finish")
 
     async def _keep_date(self) -> None:
-        """Updates the Date header every second. When the scope closes, it cancels this task first, which starts the
+        """Updates the Date header every second. When the scope closes, it first cancels this task, which starts the
         shutdown."""
         try:
             while True:
@@ -208,7 +206,7 @@ class Server:
             self.stop_intake()
 
     def stop_intake(self) -> None:
-        """Accepts no new connection and no new request. Running requests continue. Idempotent."""
+        """Stops accepting new connections and requests. Running requests continue. Idempotent."""
         if self._listener is not None:
             self._listener.close()
         self._app.stop()
@@ -224,7 +222,7 @@ class Server:
         await asyncio.sleep(0)  # an aborted transport notifies its connection in the next iteration of the event loop
 
     def _measure(self) -> Iterator[tuple[str, Holding]]:
-        """Measures clients' connections and the bytes that wait to be sent."""
+        """Measures client connections and the bytes that are waiting to be sent."""
         count = len(self._state.connections)
         waiting = sum(each.transport.get_write_buffer_size() for each in self._state.connections)
         yield "process", Holding(count, count * CONNECTION_BYTES + waiting, fds=count)

@@ -1,9 +1,9 @@
-"""The transport of an HTTP connection: buffered writes, a lingering close and the check of half-closed peers.
+"""The transport of an HTTP connection: buffered writes, a lingering close and checks of half-closed peers.
 
-`BufferedTransport` wraps asyncio's transport. Everything written in one iteration of the event loop leaves in one
+`BufferedTransport` wraps asyncio's transport. Everything written in one iteration of the event loop is sent in one
 system call, so a response head and its body share a packet. If `close` is called while the peer is still sending,
 everything already written is still delivered (`LingeringClose`); a second `close` gives up on that, too. A peer that
-does not read the rest of its response is dropped like any other that stops reading.
+does not read the rest of its response is dropped like any other peer that stops reading.
 
 `HalfCloseWatch` distinguishes a peer that has only closed its sending side, which stays connected, from one that has
 hung up, which is dropped soon after.
@@ -16,19 +16,18 @@ import socket
 from typing import Any
 
 LINGER_BYTES = 64 * 1024 * 1024
-"""The maximum number of bytes that a lingering close reads and discards. It equals four bodies of the default limit,
-more than a client sends by mistake."""
+"""Maximum number of bytes that a lingering close reads and discards: four times the default body limit, which is more
+than a client sends by mistake."""
 LINGER_SECONDS = 30.0
-"""The maximum duration of a lingering close in seconds. It is enough to receive the rest of a body and deliver the
-response over a slow connection."""
+"""Maximum duration of a lingering close in seconds: enough to receive the rest of a body and deliver the response over
+a slow connection."""
 
 HEAD_START = b"HTTP/1.1 "
 """The first bytes of every response, whatever its status."""
 CHUNK_START = b"0"
 """The start of a chunk's size, which may always be written with a leading zero."""
 FIRST_PROBE_SECONDS = 0.02
-"""The seconds to wait for a TCP reset from a nearby peer. Each later probe waits twice as long, for more distant
-peers."""
+"""Seconds to wait for a TCP reset from a nearby peer. Each later probe waits twice as long, for more distant peers."""
 LONGEST_PROBE_SECONDS = 1.0
 
 
@@ -43,7 +42,7 @@ class BufferedTransport(asyncio.Transport):
         self._buffer: list[bytes] = []
         self._sent_ahead = b""
         self.unread = False
-        """True if the peer has begun to send a request that has not arrived completely."""
+        """True if the peer has started sending a request that has not arrived completely."""
         self.abort = transport.abort  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
@@ -85,7 +84,7 @@ class BufferedTransport(asyncio.Transport):
     def _write_rest(self, data: Any) -> None:
         del self.write
         if not data.startswith(self._sent_ahead):
-            self.abort()  # the bytes sent ahead do not belong to this response: nothing after them would make sense
+            self.abort()  # the bytes sent ahead do not belong to this response, so nothing after them would make sense
             return
         self.write(data[len(self._sent_ahead) :])
 
@@ -95,15 +94,15 @@ def _always_closing() -> bool:
 
 
 def _discard(data: Any) -> None:
-    """Discards data that is written after the connection was closed."""
+    """Discards data written after the connection was closed."""
 
 
 class LingeringClose(asyncio.Protocol):
     """Closes a connection whose response was sent before its request had arrived completely.
 
-    Reads and discards what the peer still sends until the peer hangs up, so that no TCP reset overtakes the response.
-    Gives up after `LINGER_BYTES`, or after the seconds passed to `start`, which is called once. It replaces the
-    connection as the transport's protocol and reports the connection's loss to it.
+    Reads and discards what the peer is still sending until it hangs up, so that no TCP reset overtakes the response.
+    Gives up after `LINGER_BYTES`, or after the number of seconds passed to `start`, which is called once. It replaces
+    the connection as the transport's protocol and reports the connection's loss to it.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class LingeringClose(asyncio.Protocol):
     def start(self, seconds: float) -> None:
         self._transport.set_protocol(self)
         self._timer = self._loop.call_later(seconds, self._transport.close)
-        if self._transport.can_write_eof():  # not over TLS: there the response's own length marks its end
+        if self._transport.can_write_eof():  # not with TLS, where the response's own length marks its end
             self._transport.write_eof()
         self._transport.resume_reading()
 
@@ -136,10 +135,10 @@ class LingeringClose(asyncio.Protocol):
 
 
 class HalfCloseWatch:
-    """Drops a peer that has hung up, and keeps one that has only closed its sending side.
+    """Drops peers that have hung up, and keeps those that have only closed their sending side.
 
-    Both look the same on the wire, so the first bytes of the response are sent ahead: a peer that is gone resets the
-    connection. `stop` cancels the timer.
+    Both look the same on the wire, so the first bytes of the response are sent ahead: a peer that has hung up resets
+    the connection. `stop` cancels the timer.
     """
 
     def __init__(self, transport: BufferedTransport, loop: asyncio.AbstractEventLoop) -> None:
@@ -149,7 +148,7 @@ class HalfCloseWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, *, response_started: bool, chunked: bool) -> None:
-        """Starts the watch. If `chunked` is true, the head is already written and chunks follow."""
+        """Starts the watch. If `chunked` is true, the head has already been written and chunks follow."""
         if not response_started:
             self._transport.send_ahead(HEAD_START)
         elif chunked:
@@ -161,7 +160,7 @@ class HalfCloseWatch:
             self._timer.cancel()
 
     def _probe(self) -> None:
-        # The event loop no longer reads from this connection, so a reset has to be polled for.
+        # The event loop no longer reads from this connection, so poll for a reset.
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()
             return

@@ -339,9 +339,9 @@ export class Conversation {
   }
 
   /** Answers an approval or a question. Resolves to whether it is closed, by this answer or another one. */
-  async answer(id, decision, text = "") {
+  async answer(id, decision, text = "", scope = "call") {
     try {
-      await post(questionPath(id), { decision, text });
+      await post(questionPath(id), { decision, text, scope });
     } catch (error) {
       this.#failed(error);
       if (error.status !== 404 && error.status !== 409) return false;

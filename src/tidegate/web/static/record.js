@@ -16,7 +16,7 @@ export const EMPTY = Object.freeze({
   draft: "", // text of the model answer that is being written
   reset: "", // why the draft was restarted
   live: {}, // call id → {name, arguments, state, excerpt, progress}: tools of the running step
-  asked: [], // {id, turn, kind, tool, summary, choices, expires, agent, for_owner}: open questions, the oldest first
+  asked: [], // {id, turn, kind, tool, summary, choices, expires, agent, for_owner, scopes}: open questions, the oldest first
   notes: [], // {id, after, kind, text, retry, turn}: texts beside the transcript; `turn` is the turn they belong to, if any
   pending: [], // {key, text, since, turn, how, ahead, state, error}: sent, not yet a row; `since` is the row before it
   running: null, // id of the running turn
@@ -101,9 +101,9 @@ function settled(item, turn) {
 }
 
 /** Adds a question; the same one is added only once. */
-function withAsked(record, { id, turn, kind, tool = "", summary, choices = [], expires = null, agent = "", for_owner = false }) {
+function withAsked(record, { id, turn, kind, tool = "", summary, choices = [], expires = null, agent = "", for_owner = false, scopes = [] }) {
   if (record.asked.length >= MOST_ASKED || record.asked.some((question) => question.id === id)) return record;
-  return { ...record, asked: [...record.asked, { id, turn, kind, tool, summary, choices, expires, agent, for_owner }] };
+  return { ...record, asked: [...record.asked, { id, turn, kind, tool, summary, choices, expires, agent, for_owner, scopes }] };
 }
 
 function withoutAsked(record, isOver) {

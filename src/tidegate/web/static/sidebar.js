@@ -26,12 +26,26 @@ function Side({ session, isAsking }) {
   return ago(session.active);
 }
 
-function Entry({ session, isCurrent, isAsking, onOpen }) {
+const BEFORE = 24; // characters of an excerpt before the first word that was searched for
+
+/** The part of an excerpt that begins shortly before the first word of the query, with all of its words marked. */
+function Excerpt({ text, query }) {
+  const words = query.split(/[^\p{L}\p{N}]+/u).filter(Boolean);
+  const pattern = words.length ? new RegExp(`(?<![\\p{L}\\p{N}])(${words.join("|")})`, "giu") : null;
+  const first = pattern ? text.search(pattern) : -1;
+  const from = first > BEFORE ? text.indexOf(" ", first - BEFORE) + 1 : 0;
+  const shown = from && from <= first ? `…${text.slice(from)}` : text;
+  const parts = pattern ? shown.split(pattern) : [shown]; // the words are at the odd places
+  return html`<span class="entry-excerpt">${parts.map((part, place) => (place % 2 ? html`<mark>${part}</mark>` : part))}</span>`;
+}
+
+function Entry({ session, query, isCurrent, isAsking, onOpen }) {
   return html`<li>
-    <a href=${`#/${session.id}`} aria-current=${isCurrent ? "page" : null} data-running=${session.running ? "yes" : null} data-ended=${session.ended ? "yes" : null} title=${session.excerpt}
+    <a href=${`#/${session.id}`} aria-current=${isCurrent ? "page" : null} data-running=${session.running ? "yes" : null} data-ended=${session.ended ? "yes" : null}
       onClick=${(event) => { event.preventDefault(); onOpen(session.id); }}>
       <span class="entry-title">${titleOf(session)}</span>
       <span class="entry-side"><${Side} session=${session} isAsking=${isAsking} /></span>
+      ${session.excerpt && html`<${Excerpt} text=${session.excerpt} query=${query} />`}
     </a></li>`;
 }
 
@@ -52,7 +66,7 @@ function More({ sessions, onMore }) {
 }
 
 export function Sidebar({ list, current, onOpen, onNew, onSearched, onBrowsers, onSignOut }) {
-  const entry = (session) => html`<${Entry} key=${session.id} session=${session} isCurrent=${session.id === current}
+  const entry = (session) => html`<${Entry} key=${session.id} session=${session} query=${list.query.value} isCurrent=${session.id === current}
     isAsking=${list.asking.value.has(session.id)} onOpen=${onOpen} />`;
   const found = list.found.value;
   const sessions = list.sessions.value;

@@ -1,7 +1,8 @@
-"""Selection of the backend that runs the sessions' commands.
+"""Selection of the backend that runs sessions' commands.
 
-The backend is determined once, on first use. If none can be used, commands are refused with a one-sentence reason, and
-file tools still work. Only `auto` chooses a backend; a backend named by the operator is never replaced by another one.
+The backend is determined once, on first use. If none can be used, commands are refused with a one-sentence reason, but
+file tools still work. Only `auto` chooses a backend; a backend named by the operator is never replaced with another
+one.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +22,15 @@ AS_ROOT: Mapping[str, str] = MappingProxyType(
     {
         "bubblewrap": "The gateway runs as root: commands and file tools run as an unprivileged user, but a flaw in "
         "the gateway itself would endanger the whole machine. Run it as a dedicated user.",
-        "local": "The gateway runs as root, and commands run without a sandbox, as an unprivileged user: they reach "
-        "whatever that user can. Run it as a dedicated user, or choose another workspaces.backend.",
+        "local": "The gateway runs as root, and commands run without a sandbox, as an unprivileged user: they can "
+        "reach whatever that user can reach. Run it as a dedicated user, or choose another workspaces.backend.",
     }
 )
 """The consequences of running as root, for each backend whose commands run on this machine."""
 
 
 class NoCommands:
-    """The placeholder for a backend when none works: gives access to the session's files and refuses commands with the
-    reason."""
+    """A placeholder if no backend works. Gives access to the session's files, and refuses commands with the reason."""
 
     name = "none"
     sandboxed = False
@@ -51,7 +51,7 @@ class NoCommands:
         return "/workspace"
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
+        from tidegate.workspaces.files.local_files import LocalFiles  # imported when files are first used
 
         mount = Mount(inner="/workspace", folder=spec.folder, guarded=spec.project)
         return LocalFiles((mount,), self._spawner, user=spec.user)
@@ -64,7 +64,7 @@ class NoCommands:
 
 
 class BackendSelection:
-    """The backend selected by the settings. `make` creates a backend by name; tests can replace it."""
+    """The backend selected in the settings. `make` creates a backend by name; tests can replace it."""
 
     def __init__(
         self, settings: WorkspaceSettings, spawner: Spawner, groups: Cgroups, make: Callable[[str], Backend] | None
@@ -78,7 +78,7 @@ class BackendSelection:
 
     @property
     def known(self) -> Backend | None:
-        """The selected backend; None before the first use."""
+        """The selected backend, or None before the first use."""
         return self._chosen
 
     async def backend(self) -> Backend:
@@ -95,19 +95,20 @@ class BackendSelection:
 
     @property
     def warning(self) -> str:
-        """A warning for a gateway that runs as root; empty if there is none."""
+        """A warning if the gateway runs as root, otherwise empty."""
         name = "bubblewrap" if self._settings.backend == "auto" else self._settings.backend
         return AS_ROOT.get(name, "") if is_root() and not isinstance(self._chosen, NoCommands) else ""
 
     def reconsider(self) -> None:
-        """Makes the next use check again if the last check failed: a backend may have become usable in the meantime."""
+        """Lets the next use check again if the last check failed, since a backend may have become usable in the
+        meantime."""
         if isinstance(self._chosen, NoCommands):
             self._chosen = None
 
     async def _choose(self) -> Backend:
         wanted = self._settings.backend
         if wanted == "none":
-            return NoCommands("Commands are switched off here (workspaces.backend is none).", self._spawner)
+            return NoCommands("Commands are disabled here (workspaces.backend is none).", self._spawner)
         backend = self._make("bubblewrap" if wanted == "auto" else wanted)
         why = await backend.check()
         if why is None:
@@ -117,7 +118,7 @@ class BackendSelection:
         return NoCommands(f"Commands cannot be run here: {why}", self._spawner)
 
     def _make_backend(self, name: str) -> Backend:
-        """Creates the backend with this name. Only the module of that backend is imported."""
+        """Creates the backend with this name. Only that backend's module is imported."""
         if name == "bubblewrap":
             from tidegate.workspaces.backends.bubblewrap import BubblewrapBackend
 

@@ -1,22 +1,22 @@
 """The backend `bubblewrap`: one sandbox per session, built from the kernel's namespaces.
 
 A command sees a read-only system, its session's folder under /workspace, the session's own home and /tmp, and the
-processes of its session. It sees nothing else of the machine. It has no capabilities and cannot get any. It reaches no
+processes of its session. It sees nothing else on the machine. It has no capabilities and cannot get any. It reaches no
 more of the kernel than `seccomp` permits and no more of the network than `sandbox_network` permits. When a command
-ends, everything that it started is ended too. These processes are identified by the command's control group or, without
-control groups, by a mark in their environment.
+ends, everything that it started is killed, too. These processes are identified by the command's control group or,
+without control groups, by a mark in their environment.
 
-A sandbox ends with the gateway, however and whenever the gateway dies, even while the sandbox starts. The two are
+A sandbox ends with the gateway, however and whenever the gateway dies, even while the sandbox is starting. The two are
 connected by a socket, the *lifeline*. Only the gateway holds the other end, and nobody else can open it. When the
-gateway is gone, the kernel closes that end. The sandbox's first process then reads end-of-file and exits, and with it
-the kernel ends the whole namespace. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the first
-process with it, so that even a stopped one ends. During set-up we must not kill `bwrap`: its two processes wait for
-each other, and one whose partner has died waits forever (docs/decisions/0026).
+gateway dies, the kernel closes that end. The sandbox's first process then reads end-of-file and exits, whereupon the
+kernel kills everything in the namespace. Once the sandbox is up, the kernel also kills `bwrap` at that moment, and the
+first process with it, so that even a stopped process ends. During set-up, we must not kill `bwrap`: its two processes
+wait for each other, and if one dies, the other waits forever (docs/decisions/0026).
 
 A sandbox consists of `bwrap` and a shell, its first process, which only holds the namespaces and reaps orphans; each
-command enters these namespaces. So a session's commands share /tmp and see each other, a named background process keeps
-running between other commands, and a command has its own streams and exit code like any child. All state is on disk, so
-an idle sandbox can be closed and opened again.
+command enters these namespaces. A session's commands therefore share /tmp and see each other, a named background
+process keeps running between other commands, and a command has its own streams and exit code like any child process.
+All state is on disk, so an idle sandbox can be closed and opened again.
 """
 
 import asyncio
@@ -63,23 +63,27 @@ from tidegate.workspaces.protected_mounts import (
 log = Log(__name__)
 
 OPEN_SECONDS = 10.0
-"""A sandbox opens within milliseconds; a machine that takes longer than this has another problem."""
+"""Time limit for opening a sandbox, which normally takes milliseconds. A machine that takes longer than this has
+another problem."""
 
 SHARED_MEMORY_BYTES = 64 * 1024 * 1024
-"""Size limit of /dev/shm and of /run. Their files are in memory but belong to no process. They count towards the
+"""Size limit of both /dev/shm and /run. Their files are in memory but belong to no process. They count towards the
 session's memory and together never exceed it."""
 
-_INFO, _LIFELINE, _FILES = 5, 6, 7  # descriptor numbers in `bwrap`; further files start at the last
+_INFO, _LIFELINE, _FILES = 5, 6, 7  # descriptor numbers in `bwrap`; further files start at the last number
 _INFO_BYTES = 4096  # more than `bwrap` reports
 _HOLD = f"echo up; exec >/dev/null; while read -r -u {_LIFELINE} _; do :; done"
-"""The script of a sandbox's first process. Its output reports that everything is mounted. It exits when the lifeline is
-closed. Being a shell, it reaps orphans, and like any first process it cannot be killed from inside."""
+"""The script for a sandbox's first process. Its output reports that everything is mounted. It exits when the lifeline
+is closed. Being a shell, it reaps orphans, and like any first process, it cannot be killed from inside."""
 
-_USER = 1000  # the user id inside the sandbox, whoever runs the gateway
+_USER = 1000  # the user id inside the sandbox, whichever user runs the gateway
 _PASSWD = f"agent:x:{_USER}:{_USER}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
 _GROUP = f"agent:x:{_USER}:\nnogroup:x:65534:\n"
 
-_NO_NESTING = ("--unshare-user", "--disable-userns")  # no new user namespaces inside, and so no capabilities in them
+_NO_NESTING = (
+    "--unshare-user",
+    "--disable-userns",
+)  # no new user namespaces inside, and therefore no capabilities in them
 
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MACHINE = (
@@ -96,10 +100,10 @@ _MACHINE = (
     "slabinfo",
     "timer_stats",
 )
-"""Writable files of /proc that belong to the whole machine. For these files the kernel checks only the owner, not
+"""Writable files in /proc that affect the whole machine. For these files, the kernel checks only the owner, not
 capabilities, so they are mounted read-only."""
 
-_KEYS = "/proc/keys"  # lists all keys of the user, including those of other programs and sandboxes
+_KEYS = "/proc/keys"  # lists all of the user's keys, including those of other programs and sandboxes
 
 _ETC = (
     "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
@@ -108,7 +112,7 @@ _ETC = (
     "pki/tls/openssl.cnf", "protocols", "python3", "services", "shells", "ssl/certs", "ssl/openssl.cnf",
     "terminfo", "timezone",
 )  # fmt: skip
-"""The parts of /etc that programs need. None of these contains a secret; files that were added locally might."""
+"""The parts of /etc that programs need. None of these contain secrets; locally added files might."""
 
 
 class BubblewrapBackend:
@@ -116,7 +120,7 @@ class BubblewrapBackend:
     sandboxed = True
 
     def __init__(self, spawner: Spawner, groups: Cgroups | None = None, *, open_seconds: float = OPEN_SECONDS) -> None:
-        """Without `groups`, the limits that they would enforce are polled."""
+        """Without `groups`, the limits that control groups would enforce are polled."""
         self._spawner = spawner
         self._groups = groups
         self._open_seconds = open_seconds
@@ -134,7 +138,7 @@ class BubblewrapBackend:
         return INNER
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """Returns the session's files. They are on this machine and can be used without opening the sandbox."""
+        """Returns the session's files, which are on this machine and can be used without opening the sandbox."""
         seen = [Mount(inner=str(folder), folder=folder, writable=False) for folder in spec.read_only]
         from tidegate.workspaces.files.local_files import LocalFiles  # imported with the first use of files
 
@@ -152,7 +156,7 @@ class BubblewrapBackend:
     async def check(self) -> str | None:
         why = await self._try(_NO_NESTING)
         if why is not None:
-            # An older bwrap without this option still isolates, but exposes more of the kernel.
+            # Older versions of bwrap without this option still isolate, but expose more of the kernel.
             why = await self._try(())
             self._nesting = ()
         if why is None and self._groups is not None:
@@ -176,7 +180,7 @@ class BubblewrapBackend:
                 code = await child.wait()
                 output = (await child.read_state()).decode(errors="replace").strip()
         except TimeoutError:
-            return "bwrap does not finish here."
+            return "bwrap hangs here."
         finally:
             await kill_and_close(child)
         return None if code == 0 else f"bwrap does not work here: {output or f'exit code {code}'}."
@@ -198,10 +202,10 @@ class BubblewrapBackend:
         files = _files(spec)
         for number, path in enumerate(files, _FILES):
             arguments += ["--ro-bind-data", str(number), path]
-        # Last, since it makes the root read-only. The root is in memory, which nothing counts.
+        # This comes last, since it makes the root read-only. The root is in memory that no limit counts.
         arguments += ["--remount-ro", "/", "--info-fd", str(_INFO), "--"]
-        # From here on the process ends with `bwrap`. The option --die-with-parent would also apply to `bwrap` itself,
-        # from the middle of its set-up on.
+        # From here on, the process ends with `bwrap`. The option --die-with-parent would also apply to `bwrap` itself,
+        # starting in the middle of its set-up.
         arguments += [programs.setpriv, "--pdeathsig", "KILL", programs.bash, "-c", _HOLD]
         group = None if self._groups is None else await self._groups.make(spec.limits)
         try:
@@ -229,11 +233,13 @@ class BubblewrapBackend:
     ) -> BubblewrapSandbox:
         mark = new_id("b")
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed:
-            # Packets: at the end of a stream, the kernel sends no signal while a process is about to read from it.
+            # Use packets, because at the end of a stream, the kernel sends no signal while a process is about to read
+            # from it.
             lifeline, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             failed.callback(lifeline.close)
             passed.callback(theirs.close)
-            # Not a pipe: nobody reads it after the gateway is gone, and `bwrap` would die from writing to it.
+            # Do not use a pipe: after the gateway has died, nobody would read from it, and `bwrap` would die from
+            # writing to it.
             info = os.memfd_create("info")
             passed.callback(os.close, info)
             passing = {theirs.fileno(): _LIFELINE, info: _INFO}
@@ -256,12 +262,12 @@ class BubblewrapBackend:
             return sandbox
 
     def _environment(self, mark: str = "") -> dict[str, str]:
-        """Returns the environment of `bwrap` itself. It identifies the processes of `bwrap` while they set up the
+        """Returns the environment for `bwrap` itself. It identifies `bwrap`'s processes while they set up the
         sandbox."""
         return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
 
     def _isolation(self) -> list[str]:
-        # The command is itself the first process, so `bwrap` ends only after reaping it.
+        # The command itself is the first process, so `bwrap` exits only after reaping it.
         options = ["--unshare-all", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
         options += ["--clearenv", "--setenv", OWNER, self._spawner.owner]
         return [*options, "--uid", str(_USER), "--gid", str(_USER), "--hostname", "workspace"]
@@ -279,7 +285,7 @@ async def _or_closed(sandbox: BubblewrapSandbox) -> AsyncIterator[None]:
 
 
 def _holding(text: str) -> int:
-    """Returns the read end of a pipe that contains this text. The text must fit into the pipe's buffer."""
+    """Returns the read end of a pipe that contains this text, which must fit into the pipe's buffer."""
     out, into = os.pipe()
     try:
         os.write(into, text.encode())
@@ -290,7 +296,7 @@ def _holding(text: str) -> int:
 
 @contextlib.asynccontextmanager
 async def _or_swept(child: ChildProcess, mark: str) -> AsyncIterator[None]:
-    """Kills the child, and any orphans that it left while setting up the sandbox, if the block fails."""
+    """If the block fails, kills the child and any orphans that it has left behind while setting up the sandbox."""
     try:
         async with killed_on_error(child):
             yield
@@ -309,7 +315,7 @@ async def _standing(child: ChildProcess, seconds: float) -> None:
                 raise ToolFailed(f"The sandbox cannot be started: {output or 'bwrap gave no reason'}.")
     except TimeoutError:
         raise ToolFailed(f"The sandbox did not start within {seconds:g} s.") from None
-    child.close_output()  # there is no further output, and this saves a descriptor per session
+    child.close_output()  # there is no more output, and this saves a descriptor per session
 
 
 def _programs() -> SandboxPrograms:
@@ -324,7 +330,7 @@ def _programs() -> SandboxPrograms:
 
 
 def _files(spec: SandboxSpec) -> dict[str, str]:
-    """Returns the contents of the files that exist only in a sandbox, by path."""
+    """Returns the contents of files that exist only in sandboxes, by path."""
     files = {"/etc/passwd": _PASSWD, "/etc/group": _GROUP, _KEYS: ""}
     if spec.network:
         files["/etc/resolv.conf"] = sandbox_network.RESOLV_CONF
@@ -333,7 +339,7 @@ def _files(spec: SandboxSpec) -> dict[str, str]:
 
 def _system(memory: int = SHARED_MEMORY_BYTES) -> list[str]:
     """Returns the `bwrap` arguments that mount the read-only system. Symbolic links in the root (merged /usr) stay
-    links. Each tmpfs gets at most `memory`."""
+    links. Each tmpfs may use at most `memory`."""
     options: list[str] = []
     for name in SYSTEM:
         place = Path("/", name)

@@ -1,8 +1,8 @@
-"""An open bubblewrap sandbox of one session, and the commands that run in it.
+"""One session's open bubblewrap sandbox, and the commands that run in it.
 
-`bubblewrap` describes what a sandbox isolates and how it is tied to the gateway; this module runs commands in it and
-ends them. Closing a sandbox kills everything in its namespaces. Before each command and at each check, the sandbox
-verifies that the project's protected files are still mounted, and closes itself if they are not.
+`bubblewrap` describes what a sandbox isolates and how it is tied to the gateway; this module runs and stops commands in
+it. Closing a sandbox kills everything in its namespaces. Before each command and at each check, the sandbox verifies
+that the project's protected files are still mounted, and closes itself if they are not.
 """
 
 import asyncio
@@ -50,26 +50,27 @@ INNER = "/workspace"
 HOME = "/home/agent"
 
 LIST_SECONDS = 1.0
-"""Interval between listings of System V shared memory, messages and semaphores. Each listing starts a process. Used
+"""Interval between two listings of System V shared memory, messages and semaphores. Each listing starts a process. Used
 only without control groups."""
 
 LISTING_SECONDS = 10.0
-"""Time limit of one listing, which normally takes milliseconds."""
+"""Time limit for one listing, which normally takes milliseconds."""
 
 IPC = ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem")
 
 ENTERING_PROCESSES = 16
-"""The number of processes allowed beyond the limit while commands enter a sandbox. Each entering command needs two."""
+"""Number of processes allowed beyond the limit while commands are entering a sandbox. Each of these commands needs
+two."""
 
 TOO_MANY_PROCESSES = (
-    "Everything in the workspace was ended because a command started more processes than could be ended one by one."
+    "Everything in the workspace was killed because a command started more processes than could be killed one by one."
 )
 
 NEW = "a file that other programs execute has appeared in a project: read it before you open the folder with them"
 
-_LOOK_SECONDS = 0.02  # between two checks whether a killed process is gone
+_LOOK_SECONDS = 0.02  # between two checks whether a killed process has exited
 _REAP_SECONDS = 1.0  # for a waiting process to reap a killed one and exit on its own
-_LOOKS = 25  # attempts to end a command before the whole sandbox is ended
+_LOOKS = 25  # attempts to kill a command before the whole sandbox is closed
 _NOTHING = 0  # the signal that only checks for existence
 _NS_GET_USERNS = 0xB701  # the user namespace that owns a namespace (ioctl_ns(2))
 _OWN = frozenset(("1",))  # the sandbox's own processes, by their numbers inside
@@ -85,10 +86,10 @@ class SandboxPrograms(NamedTuple):
 
 
 class BubblewrapSandbox:
-    """The sandbox of one session. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors for
-    entering them, the network helper if there is one, and the control group if there is one. The group is for commands
-    only: the processes that hold the sandbox are not in the group, so they are never killed because of what commands
-    use."""
+    """A session's sandbox. It owns the `bwrap` that holds the namespaces, the lifeline, the descriptors for entering
+    the namespaces, the network helper if there is one, and the control group if there is one. The group is only for
+    commands: the processes that hold the sandbox are not in it, so they are never killed because of resources used by
+    commands."""
 
     def __init__(
         self,
@@ -101,8 +102,8 @@ class BubblewrapSandbox:
         group: Cgroup | None,
         guarded: tuple[ProtectedMount, ...] = (),
     ) -> None:
-        """`first` is the pid of its first process in our namespace. The sandbox ends when `lifeline` is closed.
-        `guarded` are the mounts without which no command may run in the sandbox."""
+        """`first` is the pid of the sandbox's first process in our namespace. The sandbox ends when `lifeline` is
+        closed. `guarded` are the mounts without which no command may run in the sandbox."""
         self._spawner = spawner
         self._programs = programs
         self._spec = spec
@@ -132,7 +133,7 @@ class BubblewrapSandbox:
 
     @property
     def alive(self) -> bool:
-        """False if the sandbox has ended or has lost its network; it is then opened again."""
+        """False if the sandbox has ended or lost its network; it is then opened again."""
         connected = self._network is None or self._network.running
         return self._holder.running and connected and not self._closed
 
@@ -166,9 +167,9 @@ class BubblewrapSandbox:
         return command
 
     async def is_intact(self) -> bool:
-        """True if the project's protected files are still mounted; if not, the sandbox is closed. It is also closed if
-        a command may have created a protected file that did not exist. A file that appears while no command runs comes
-        from elsewhere and is only logged."""
+        """True if the project's protected files are still mounted; otherwise, the sandbox is closed. It is also closed
+        if a command may have created a protected file that did not exist before. A file that appears while no command
+        is running comes from elsewhere and is only logged."""
         if not self._spec.project or not self.alive:
             return True
         root = Path(f"/proc/{self._first}/root{INNER}")
@@ -192,14 +193,15 @@ class BubblewrapSandbox:
         programs, limits = self._programs, self._spec.limits
         enter = ["/bin/sh", "-c", JOIN_SCRIPT, "sh", *leaf.joins, "--"] if leaf else []
         enter += as_user(self._spec.user, programs.setpriv)
-        # Set before the process enters: inside, a debugger of the session could capture it first. Reserved but unused
-        # address space does not count as data: programs reserve more than any machine has.
+        # Set this before the process enters: inside, a debugger run by the session could capture it first. Reserved but
+        # unused address space does not count as data, since programs reserve more than any machine has.
         enter += [programs.prlimit, f"--data={limits.memory_bytes}", f"--fsize={0 if full else limits.file_bytes}"]
         enter += [f"--cpu={int(limits.cpu_seconds)}", "--core=0"]
-        # The namespace descriptors are only for entering: commands must not inherit them.
+        # The namespace descriptors are only for entering; commands must not inherit them.
         begin = "exec 3<&- 4<&-"
-        if "processes" not in self.kernel_limits:  # otherwise the kernel would refuse in two ways and count only one
-            # The entering processes count too. A command must be able to enter a full sandbox, to end something there.
+        if "processes" not in self.kernel_limits:  # otherwise, the kernel would refuse in two ways and count only one
+            # The entering processes count, too. A command must be able to enter a full sandbox in order to stop
+            # something there.
             enter.append(f"--nproc={_permitted(limits.processes + ENTERING_PROCESSES)}")
             begin = f"ulimit -u {_permitted(limits.processes)}; {begin}"
         enter += ["--", programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
@@ -241,13 +243,13 @@ class BubblewrapSandbox:
         return await to_thread.run_sync(look, self._spec.limits)
 
     async def _listed(self) -> int:
-        """Returns the size of the sandbox's System V shared memory, messages and semaphores. The kernel shows them only
-        inside the namespace."""
+        """Returns the size of the sandbox's System V shared memory, messages and semaphores, which the kernel shows
+        only inside the namespace."""
         enter = [self._programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials", "-t", str(self._first)]
         listing = [*as_user(self._spec.user, self._programs.setpriv), *enter, "-i", "--", "/bin/cat", *IPC]
         try:
             child = await self._spawner.spawn(listing, {}, passing={self._owner: 3})
-        except OSError:  # the next check tries again
+        except OSError:  # the next check will try again
             return self._ipc_bytes
         data = b""
         try:
@@ -266,15 +268,14 @@ class BubblewrapSandbox:
     async def close(self) -> None:
         """Closes the sandbox by killing its first process: the kernel then kills everything in the namespace. The
         processes that wait for the first process and for commands exit on their own after reaping their children. If
-        they were killed, only the first process of the machine could reap these children, and that may be the
-        gateway."""
+        they were killed, only the machine's first process could reap these children, and that may be the gateway."""
         if self._closed:
             await self._holder.wait()
             return
         self._closed = True
         try:
             if self._holder.running:
-                # Only its parent reaps it, and the parent has not been reaped, so the number is still its own.
+                # Only its parent can reap it, and the parent has not been reaped, so the pid is still its own.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._first, signal.SIGKILL)
             await _over(self._holder)
@@ -296,18 +297,18 @@ class BubblewrapSandbox:
         self._release.close()
 
     async def signal(self, command: "SandboxCommand", number: int) -> int:
-        """Signals all processes of a command; returns how many were signalled. Without control groups, processes that
-        removed the mark can be recognised only while no other command runs or starts."""
+        """Signals all of a command's processes; returns how many were signalled. Without control groups, processes that
+        have removed the mark can be recognised only while no other command is running or starting."""
         if command.leaf is not None:
             reach = command.leaf.kill if number == signal.SIGKILL else partial(command.leaf.send, number)
-            # Not to the process that waits for it outside the sandbox and has to reap it.
+            # Do not signal the process that waits for the command outside the sandbox and has to reap it.
             return await to_thread.run_sync(reach, command.waiting_pid) if self.alive else 0
         async with self._service:
             if not self.alive:
                 return 0
             mark = None if self._commands <= {command} else command.mark
             reached = await to_thread.run_sync(self._signal, number, mark)
-        if reached is None:  # where the kernel does not limit processes, a fork bomb ends only with the sandbox
+        if reached is None:  # if the kernel does not limit processes, a fork bomb ends only with the sandbox
             await self.give_up()
         return reached or 0
 
@@ -317,7 +318,7 @@ class BubblewrapSandbox:
         return self._table.signal(number, besides=_OWN, mark=mark)
 
     async def give_up(self) -> None:
-        """Ends the whole sandbox, because a command cannot be ended in any other way."""
+        """Closes the whole sandbox because a command cannot be stopped in any other way."""
         self.close_reason = TOO_MANY_PROCESSES
         await self.close()
 
@@ -326,10 +327,10 @@ class BubblewrapSandbox:
 
 
 class SandboxCommand:
-    """A command inside a sandbox. Everything that the command started is ended with it."""
+    """A command inside a sandbox. Everything that it started is stopped with it."""
 
     def __init__(self, sandbox: BubblewrapSandbox, child: ChildProcess, mark: str, leaf: CommandGroup | None) -> None:
-        """`leaf` is the command's own control group. It is removed with the command."""
+        """`leaf` is the command's own control group, which is removed with the command."""
         self._sandbox = sandbox
         self._child = child
         self.mark = mark
@@ -344,8 +345,8 @@ class SandboxCommand:
 
     @property
     def waiting_pid(self) -> int | None:
-        """The pid of the process outside the sandbox that waits for the command. None once that process is reaped,
-        since its number may then be reused."""
+        """The pid of the process outside the sandbox that waits for the command. None once that process has been
+        reaped, since its pid may then be reused."""
         return self.pid if self._child.running else None
 
     async def reap(self) -> None:
@@ -371,15 +372,15 @@ class SandboxCommand:
             self._sandbox.forget(self)
 
     async def _vanished(self) -> None:
-        """Waits until the command's processes are gone. This is done by polling, since a process is notified only about
-        its own children."""
+        """Waits until the command's processes have exited. Polls, since a process is notified only about its own
+        children."""
         left = 1
         while left:
             await asyncio.sleep(_LOOK_SECONDS)
             left = await self._send(_NOTHING)
 
     async def _kill(self) -> int:
-        """Kills everything that is left; returns how many processes the first attempt found."""
+        """Kills all remaining processes; returns how many the first attempt found."""
         first = found = await self._send(signal.SIGKILL)
         if found:
             await _over(self._child)
@@ -407,8 +408,7 @@ async def _over(child: ChildProcess) -> None:
 
 
 def _permitted(processes: int) -> int:
-    """Returns this process limit, or the gateway's own limit if that is lower, since an ordinary user cannot raise
-    it."""
+    """Returns this process limit or, if lower, the gateway's own limit, since an ordinary user cannot raise it."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     return processes if hard == resource.RLIM_INFINITY else min(processes, hard)
 
@@ -423,4 +423,4 @@ def _owner(first: int) -> int:
 
 
 def _namespace(pid: int, kind: str) -> int:
-    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)  # lint: allow it is in the kernel's memory
+    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)  # lint: allow this is in the kernel's memory

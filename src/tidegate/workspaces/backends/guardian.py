@@ -1,19 +1,19 @@
-"""The guardian of one command: a program that ends everything the command started.
+"""A command's guardian: a program that stops everything the command has started.
 
     python -I -S guardian.py DESCRIPTOR
 
-It exits when no process of the command is left, whatever the command did. Processes that leave their group, session or
-environment stay below the guardian, because it is a subreaper: the kernel makes every orphan its child. It ends these
-processes when the command has ended, when the guardian is signalled (SIGTERM passes SIGTERM to everything below it,
-SIGUSR1 kills it), and when its owner is gone. Before it exits, it reports the command's exit code and the number of
-processes left behind. It runs between the gateway and the command and knows no secrets.
+It exits when none of the command's processes are left, whatever the command did. Processes that leave their group,
+session or environment stay below the guardian because it is a subreaper: the kernel makes every orphan its child. It
+stops these processes when the command has ended, when the guardian is signalled (SIGTERM is passed on to everything
+below it, SIGUSR1 kills everything), and when its owner has died. Before it exits, it reports the command's exit code
+and the number of processes left behind. It runs between the gateway and the command and knows no secrets.
 
 It receives its task through the descriptor, preceded by its length, and reports through the same descriptor. When the
-other end is closed, its owner is gone. On another machine (`guard_remote`) it uses its standard streams instead of that
-descriptor, and a keeper represents the gateway: if the keeper is gone, the owner counts as gone.
+other end is closed, its owner has died. On another machine (`guard_remote`), it uses its standard streams instead of
+that descriptor, and a keeper represents the gateway: if the keeper has died, the owner counts as dead.
 
 It imports nothing from Tidegate and little else, so it starts in a few milliseconds and can be sent to a machine that
-has only Python 3.10.
+only has Python 3.10.
 """
 
 import contextlib
@@ -28,24 +28,24 @@ import sys
 import time
 
 LEFT_SECONDS = 0.3
-"""Seconds between SIGTERM and SIGKILL for processes that a command left behind."""
+"""Seconds between SIGTERM and SIGKILL for processes left behind by a command."""
 
 ORPHANED_SECONDS = 1.0
-"""Seconds between SIGTERM and SIGKILL for all processes when the owner is gone."""
+"""Seconds between SIGTERM and SIGKILL for all processes when the owner has died."""
 
 KILLED_SECONDS = 5.0
-"""Time limit for killed processes to end. A process that survives, such as another user's, is out of reach."""
+"""Time limit for killed processes to exit. A process that survives, such as another user's, is out of reach."""
 
 UP, OVER = b"\0up ", b"\0over "
-"""The beginnings of the two reports. At the start: the guardian's identity and the command's pid. At the end: the
-command's exit code and the number of processes left behind."""
+"""The beginnings of the two reports. The first report contains the guardian's identity and the command's pid, the last
+one the command's exit code and the number of processes left behind."""
 
 _ROUND_SECONDS = 0.02  # between two rounds of killing
 _PR_SET_CHILD_SUBREAPER = 36
 _FRAME_BYTES = 4 * 1024 * 1024
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
-_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # its owner ends it, not a terminal
-_FILE_BYTES = 4 * 1024 * 1024  # the longest part is an environment, which the kernel limits to this
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)  # its owner stops it, not a terminal
+_FILE_BYTES = 4 * 1024 * 1024  # the longest part is the environment, which the kernel limits to this size
 
 
 # -- task messages -----------------------------------------------------------------------------------------------------
@@ -66,14 +66,14 @@ def task_message(
 ) -> bytes:
     """Returns the message that tells a guardian what to start. `limits` are memory in bytes, file size in bytes and
     processor time in seconds, per process. `keeper` is the keeper's identity, if there is one. `joins` are control
-    group files to which the command writes 0 before it begins."""
+    group files to which the command writes 0 before it starts."""
     variables = [f"{name}={value}" for name, value in environment.items()]
     numbers = (*limits, len(joins), len(variables))
     return pack_fields([folder, keeper, *map(str, numbers), *joins, *variables, *command])
 
 
 def receive_fields(source: int) -> list[str]:
-    """Reads packed fields; empty if the sender is gone."""
+    """Reads packed fields; empty if the sender has died."""
     length = b""
     while not length.endswith(b"\n"):
         byte = os.read(source, 1)
@@ -96,19 +96,19 @@ def receive_fields(source: int) -> list[str]:
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
-    """Returns the state, parent and start time of a process; None if the process does not exist."""
+    """Returns a process's state, parent and start time, or None if the process does not exist."""
     fields = _contents(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     return (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else None
 
 
 def _numbers(folder: str) -> list[int]:
-    """Returns the numeric names in a folder of /proc, which are processes or descriptors."""
+    """Returns the numeric names in a folder in /proc, which are processes or descriptors."""
     with os.scandir(folder) as entries:
         return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
 
 def process_identity(pid: int) -> str:
-    """Returns an identity of a process that no later process with the same number has; empty if the process is not
+    """Returns an identity that distinguishes the process from later ones with the same pid; empty if the process is not
     alive."""
     found = _stat(pid)
     return f"{pid}:{found[2]}" if found and found[0] not in "ZX" else ""
@@ -133,7 +133,7 @@ def descendants(roots: list[int]) -> dict[int, int]:
 
 
 def send(number: int, processes: dict[int, int]) -> None:
-    """Signals exactly these processes, never later ones with the same numbers."""
+    """Signals exactly these processes, never later ones with the same pids."""
     for pid, start in processes.items():
         with contextlib.suppress(OSError):
             reference = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
@@ -156,7 +156,7 @@ def marked_processes(variable: str) -> dict[int, int]:
 
 
 def sweep(variable: str) -> bool:
-    """Kills all processes with this variable: a fallback if a guardian was itself killed. Returns true if none is
+    """Kills all processes with this variable, as a fallback if a guardian itself was killed. Returns true if none are
     left."""
     until = time.monotonic() + KILLED_SECONDS
     while time.monotonic() < until:
@@ -169,15 +169,15 @@ def sweep(variable: str) -> bool:
 
 
 def load(roots: list[int], most: int) -> tuple[int, int]:
-    """Returns the number of descendants of these processes and their memory in bytes. Shared memory counts in full for
-    each process. If the sum exceeds `most`, each process counts only its share, which takes longer to read."""
+    """Returns the number of these processes' descendants, and their memory in bytes. Shared memory counts in full for
+    each process. If the sum exceeds `most`, only each process's share is counted, which takes longer to read."""
     found = descendants(roots)
     used = sum(map(_own_bytes, found))
     return len(found), used if used <= most else sum(map(_shared_bytes, found))
 
 
 def _own_bytes(pid: int) -> int:
-    """Returns the memory of a process, without pages mapped from files."""
+    """Returns a process's memory, without pages mapped from files."""
     lines = [line.split() for line in _contents(f"/proc/{pid}/status").splitlines()]
     return sum(int(words[1]) * 1024 for words in lines if words and words[0] in (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
 
@@ -190,7 +190,7 @@ def _shared_bytes(pid: int) -> int:
 
 
 def _contents(path: str) -> bytes:
-    """Returns the content of a kernel file; empty if the process is gone."""
+    """Returns a kernel file's content; empty if the process has exited."""
     data = b""
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -211,7 +211,8 @@ def _contents(path: str) -> bytes:
 
 
 class Guardian:
-    """`owner` is a descriptor that hangs up when the owner is gone; reports are written to `report`."""
+    """The guardian's main loop. `owner` is a descriptor that hangs up when the owner dies; reports are written to
+    `report`."""
 
     def __init__(self, report: int, owner: int, keeper: str) -> None:
         self._report = report
@@ -235,7 +236,7 @@ class Guardian:
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl")
         self._listen()
-        # A signal for the command that arrives before it runs must neither be lost nor handled by us.
+        # A signal for the command that arrives before the command is running must neither be lost nor handled by us.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         self._main = os.fork()
         if self._main == 0:
@@ -265,14 +266,14 @@ class Guardian:
             self._abandoned = process_identity(pid) != self._keeper
 
     def run(self) -> None:
-        """Runs until no descendant is left, except those that cannot be ended."""
+        """Runs until no descendants are left, except those that cannot be killed."""
         while self._reap() and self._decide():
             self._wait()
         code = -signal.SIGKILL if self._code is None else self._code
         _write(self._report, OVER + b"%d %d\n" % (code, self._left))
 
     def _reap(self) -> bool:
-        """Reaps ended children; returns true if any children are left."""
+        """Reaps children that have exited; returns true if any children are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -284,7 +285,7 @@ class Guardian:
                 self._code = os.waitstatus_to_exitcode(status)
 
     def _decide(self) -> bool:
-        """Acts on signals and deadlines; returns false if nothing more can be done."""
+        """Acts on signals and deadlines; returns false if there is nothing more to do."""
         now = time.monotonic()
         received, self._signals = self._signals, set()
         if signal.SIGUSR1 in received:
@@ -312,7 +313,7 @@ class Guardian:
         return len(found)
 
     def _wait(self) -> None:
-        """Waits for a signal, the end of a child or of the owner, or the next deadline."""
+        """Waits for a signal, the exit of a child or the owner, or the next deadline."""
         left = self._until - time.monotonic()
         if left <= 0:
             left = _ROUND_SECONDS
@@ -345,7 +346,7 @@ def _become(command: list[str], environment: dict[str, str], limits: list[int], 
         for fd in _numbers("/proc/self/fd"):
             if fd > 2:
                 with contextlib.suppress(OSError):  # the descriptor used to read the folder
-                    os.set_inheritable(fd, False)  # including those that the gateway inherited
+                    os.set_inheritable(fd, False)  # including descriptors inherited by the gateway
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -355,7 +356,7 @@ def _become(command: list[str], environment: dict[str, str], limits: list[int], 
 
 
 def _write(fd: int, text: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody listens
+    with contextlib.suppress(OSError):  # nobody is listening
         os.write(fd, text)
 
 
@@ -376,7 +377,7 @@ def guard(source: int, report: int, owner: int) -> None:
 
 
 def guard_remote() -> None:
-    """Runs as a guardian over the three standard streams. Its reports are the beginning and the end of the state
+    """Runs as a guardian on the three standard streams. Its reports are the beginning and the end of the state
     channel."""
     report = os.dup(2)
     guard(0, report, report)

@@ -1,9 +1,10 @@
-"""The interface of a backend, which runs the commands of one session together and isolated from everything else.
+"""The interface of backends, which run one session's commands together, isolated from everything else.
 
 The rest of the package knows backends only through these names. A `Sandbox` is one session's sandbox, connection or set
-of guardians; closing it ends everything that runs in it. A command is a bash script with three streams: its input
-(beginning with the script), its output, and the *state channel*, on which the wrapper reports what it saved. That is
-all that a namespace, a process group, an ssh connection and a container have in common, and all that is needed.
+of guardians; closing it kills everything that is running in it. A command is a bash script with three streams: its
+input (which begins with the script), its output, and the *state channel*, on which the wrapper reports what it has
+saved. That is all that a namespace, a process group, an ssh connection and a container have in common, and all that is
+needed.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ POLLED: Mapping[str, Enforcement] = MappingProxyType(
 def enforced(
     kernel_limits: Iterable[str], besides: Mapping[str, Enforcement] | None = None
 ) -> Mapping[str, Enforcement]:
-    """Returns how each limit is enforced if control groups enforce some of them; `besides` overrides the defaults of
+    """Returns how each limit is enforced if control groups enforce some of them; `besides` overrides the defaults for
     the others."""
     return MappingProxyType({**POLLED, **(besides or {}), **dict.fromkeys(kernel_limits, "cgroup")})
 
@@ -50,40 +51,40 @@ LIMIT_NAMES: Mapping[str, str] = MappingProxyType(
         "cpu_seconds": "processor time",
     }
 )
-"""The names of the limits in messages to people."""
+"""The limits' names in messages to people."""
 
 FILES_IN_SOCKETS = "files in transit through sockets that no process has open"
 BUFFERS = "buffers of sockets and pipes, and the kernel's memory for open files, timers and watches"
 SEGMENTS = "System V shared memory that is not mapped, messages and semaphores"
 UNMAPPED = "memfds and shared memory that are not mapped, messages and semaphores, and memory for address spaces"
 CLOSED = "memfds and deleted files of processes that may not be inspected (PR_SET_DUMPABLE)"
-"""Resources that no file below /proc shows to the gateway, so polled limits do not count them."""
+"""Resources that no file in /proc shows to the gateway, so polled limits do not count them."""
 
 
 def uncounted(enforced: Mapping[str, Enforcement], *besides: str) -> tuple[str, ...]:
-    """Returns the resources that a backend on this machine does not count. Those in `besides` are included only if no
-    control group counts memory. If the gateway runs as root, it can inspect every process."""
+    """Returns the resources that a backend on this machine does not count. Resources in `besides` are included only if
+    no control group counts memory. If the gateway runs as root, it can inspect every process."""
     unseen = (FILES_IN_SOCKETS,) if os.geteuid() == 0 else (CLOSED, FILES_IN_SOCKETS)
     return unseen if enforced["memory_bytes"] == "cgroup" else (BUFFERS, *besides, *unseen)
 
 
 MARK = "TIDEGATE_MARK"
-"""The environment variable by which the processes of one command are found, even if they left its process group."""
+"""The environment variable used to find one command's processes, even if they have left its process group."""
 
 OWNER = "TIDEGATE_OWNER"
-"""The environment variable that names a process's gateway (`owner_of`). With it, the next gateway of the same home can
-end the processes that a killed gateway left behind."""
+"""The environment variable that identifies a process's gateway (`owner_of`). It allows the next gateway with the same
+home folder to kill the processes that a killed gateway has left behind."""
 
 
 def owner_of(home: Path) -> str:
-    """Identifies the gateway of a home folder in processes and control groups. The identifier is a digest and reveals
-    nothing about the folder."""
+    """Returns an identifier for a home folder's gateway, for use in processes and control groups. It is a digest and
+    reveals nothing about the folder."""
     return hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
 
 
 class SandboxLimits(Frozen, frozen=True):
-    """The limits for all commands of one session together, except `cpu_seconds` and `file_bytes`, which apply to each
-    process."""
+    """The limits for all of one session's commands together, except for `cpu_seconds` and `file_bytes`, which apply to
+    each process."""
 
     memory_bytes: int
     processes: int
@@ -94,12 +95,13 @@ class SandboxLimits(Frozen, frozen=True):
 
 
 class SandboxSpec(Frozen, frozen=True):
-    """The specification of a sandbox. `folder` is the working folder: for a `project`, a folder of the user on the
-    machine where commands run; otherwise the session's own, which exists on this machine only if commands run here.
-    `private` is the gateway's own folder, always on this machine, for the session's home and temporary files, so that
-    they neither clutter a project nor are lost with the sandbox. With `network`, commands reach public addresses and
-    those in `reachable`. Commands and file tools run as `user`; None is the gateway's own user, which is then not root.
-    A command's environment is exactly `environment` plus the variables that the backend itself sets, such as HOME."""
+    """The specification of a sandbox. `folder` is the working folder: for a `project`, one of the user's folders on the
+    machine where commands run; otherwise the session's own folder, which exists on this machine only if commands run
+    here. `private` is the gateway's own folder, always on this machine, for the session's home and temporary files, so
+    that they neither clutter a project nor are lost with the sandbox. With `network`, commands reach public addresses
+    and those in `reachable`. Commands and file tools run as `user`; None means the gateway's own user, who is then not
+    root. A command's environment is exactly `environment` plus the variables that the backend itself sets, such as
+    HOME."""
 
     session: str
     folder: Path
@@ -122,7 +124,7 @@ class SandboxSpec(Frozen, frozen=True):
 
 
 class SandboxUsage(Frozen, frozen=True):
-    """Current usage of a sandbox's processes. `unnamed_bytes` is disk space of deleted files that are still open."""
+    """A sandbox's current usage. `unnamed_bytes` is the disk space of deleted files that are still open."""
 
     processes: int = 0
     memory_bytes: int = 0
@@ -131,15 +133,16 @@ class SandboxUsage(Frozen, frozen=True):
 
 
 class LimitEvents(NamedTuple):
-    """How often the kernel enforced a sandbox's limits: the numbers of processes killed for memory and of new processes
-    refused."""
+    """How often the kernel has enforced a sandbox's limits: the number of processes killed because of their memory, and
+    the number of new processes refused."""
 
     killed: int = 0
     refused: int = 0
 
 
 class Child(Protocol):
-    """A started command. It has ended when `wait` returns; its streams can be read until `close`."""
+    """A command that has been started. It has ended when `wait` returns; its streams can be read until `close` is
+    called."""
 
     @property
     def pid(self) -> int | None:
@@ -161,13 +164,13 @@ class Child(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Waits for the command to end. Returns its exit code, which is negative if a signal ended it."""
+        """Waits for the command to end. Returns its exit code, which is negative if it was killed by a signal."""
         ...
 
     async def end(self, grace: float) -> int:
-        """Ends the command's whole process tree, even if the command itself has ended: SIGTERM first, SIGKILL after
-        `grace` seconds. When this returns, no process of the tree is running; the output can still be read. Returns how
-        many processes the command had left behind. May be called again."""
+        """Stops the command's whole process tree, even if the command itself has ended, with SIGTERM, then SIGKILL
+        after `grace` seconds. When this returns, no process in the tree is running; the output can still be read.
+        Returns how many processes the command had left behind. May be called again."""
         ...
 
     def close(self) -> None:
@@ -185,7 +188,7 @@ class Sandbox(Protocol):
     def pid(self) -> int | None: ...
 
     close_reason: str
-    """The reason why the sandbox closed itself, in a sentence; empty if it did not."""
+    """The reason why the sandbox closed itself, as a sentence; empty if it did not."""
 
     kernel_limits: frozenset[str]
     """The settings whose limits the kernel enforces for the whole sandbox, so that they need not be polled."""
@@ -194,14 +197,14 @@ class Sandbox(Protocol):
     def limit_events(self) -> LimitEvents: ...
 
     async def spawn(self, script: bytes, mark: str, *, full: bool = False) -> Child:
-        """Starts bash on a script. All its processes carry the mark. If the disk is `full`, the command can remove
+        """Starts bash with a script. All of its processes carry the mark. If the disk is `full`, the command can remove
         files but not make any larger."""
         ...
 
     async def load(self) -> SandboxUsage: ...
 
     async def is_intact(self) -> bool:
-        """True if protected files are still protected. If not, the sandbox closes itself and sets `close_reason`."""
+        """True if protected files are still protected. Otherwise, the sandbox closes itself and sets `close_reason`."""
         ...
 
     async def wait(self) -> None:
@@ -209,7 +212,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends everything that runs in the sandbox, and waits until that is done. May be called again."""
+        """Kills everything that is running in the sandbox, and waits until this is done. May be called again."""
         ...
 
 
@@ -219,11 +222,11 @@ OpenSandbox = Callable[[], Awaitable[Sandbox]]
 class Backend(Protocol):
     name: str
     sandboxed: bool
-    """True if a command can reach nothing but its folders. Approvals depend on it."""
+    """True if commands can reach nothing but their folders. Approvals depend on this."""
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """How each limit is enforced, by the name of its setting."""
+        """How each limit is enforced, by the setting's name."""
         ...
 
     @property
@@ -236,12 +239,12 @@ class Backend(Protocol):
         ...
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """Returns the files that the session's commands see. This call opens nothing; `open_sandbox` opens the
+        """Returns the files that the session's commands see. This does not open anything; `open_sandbox` opens the
         session's sandbox when it is needed."""
         ...
 
     async def check(self) -> str | None:
-        """Returns the reason why the backend does not work here, in one sentence; None if it works."""
+        """Returns the reason why the backend does not work here, in one sentence, or None if it works."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
@@ -251,14 +254,14 @@ class Backend(Protocol):
 
 @runtime_checkable
 class RemoteBackend(Protocol):
-    """A backend whose sessions have their folders on another machine, so the folders are not created, measured or
-    removed here."""
+    """A backend whose sessions have their folders on another machine, so these are not created, measured or removed
+    here."""
 
     host: str
-    """The name of that machine."""
+    """The machine's name."""
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """Removes the folders of an ended session: with `keep`, moves them to the trash on that machine; otherwise
-        deletes them. Then deletes everything that has been in that trash for `age` seconds. Raises ToolFailed if this
-        is not possible now."""
+        """Removes an ended session's folders: with `keep`, moves them to the trash on that machine; otherwise, deletes
+        them. Then deletes everything that has been in that trash for `age` seconds. Raises ToolFailed if this is
+        currently not possible."""
         ...

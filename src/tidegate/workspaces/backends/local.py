@@ -1,11 +1,11 @@
-"""The backend `local`: commands on this machine, as the gateway's own user or, if that is root, as an unprivileged
+"""The backend `local`: commands on this machine, run as the gateway's own user or, if that is root, as an unprivileged
 user.
 
-Each command is the child of its own guardian, from which none of the command's processes can escape. They are all ended
-when the command has ended, on request, and when the gateway is gone, however it died. While no command runs, there are
-no processes. A command has the session's folder to work in, the session's own home and temporary folder, and nothing of
-the gateway's environment. There is no isolation: a command can reach whatever its user can, which is the gateway's user
-unless that is root. Therefore this backend is never chosen automatically.
+Each command is the child of its own guardian, from which none of the command's processes can escape. They are all
+killed when the command has ended, on request, and when the gateway has died, however it died. While no command is
+running, there are no processes. A command has the session's folder to work in, the session's own home and temporary
+folder, and nothing from the gateway's environment. There is no isolation: a command can reach whatever its user can,
+and that is the gateway's user unless it is root. Therefore, this backend is never chosen automatically.
 """
 
 import asyncio
@@ -46,13 +46,15 @@ from tidegate.workspaces.processes.children import ChildProcess, Spawner, find_p
 log = Log(__name__)
 
 SPEC_BYTES = 64 * 1024
-"""Size limit of a guardian's task, which is mostly the environment. A socket accepts this much without blocking."""
+"""Size limit of a guardian's task, which consists mostly of the environment. A socket accepts this much without
+blocking."""
 
 START_SECONDS = 10.0
-"""A guardian is up within a few dozen milliseconds; a machine that takes longer than this has another problem."""
+"""Time limit for starting a guardian, which normally takes a few dozen milliseconds. A machine that takes longer than
+this has another problem."""
 
 _REPORT_BYTES = 256  # more than a guardian ever reports
-_SOCKET = 3  # its number in the guardian
+_SOCKET = 3  # the descriptor's number in the guardian
 
 
 class LocalBackend:
@@ -66,8 +68,8 @@ class LocalBackend:
 
     @property
     def enforced(self) -> Mapping[str, Enforcement]:
-        """How each limit is enforced. Without control groups, the kernel can count only the processes of a user, not
-        those of a session."""
+        """How each limit is enforced. Without control groups, the kernel can count only processes per user, not per
+        session."""
         return enforced(self._groups.kernel_limits if self._groups else ())
 
     @property
@@ -78,7 +80,8 @@ class LocalBackend:
         return str(folder)
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        # Otherwise a file that nobody approved could change what a permitted command, such as `git status`, executes.
+        # Otherwise, a file that nobody has approved could change what a permitted command, such as `git status`,
+        # executes.
         own = [Mount(inner=str(spec.folder), folder=spec.folder, guarded=True)]
         own += [Mount(inner=str(spec.home), folder=spec.home, writable=False)]
         own += [Mount(inner=str(spec.temporary), folder=spec.temporary)]
@@ -99,8 +102,8 @@ class LocalBackend:
 
 
 class LocalSandbox:
-    """The running commands of one session. It owns the guardians and the control group, if there is one. The group
-    contains the commands but not the guardians."""
+    """One session's running commands. It owns the guardians and the control group, if there is one. The group contains
+    the commands but not the guardians."""
 
     def __init__(self, spawner: Spawner, spec: SandboxSpec, group: Cgroup | None) -> None:
         self._spawner = spawner
@@ -159,8 +162,8 @@ class LocalSandbox:
         return command
 
     def _task(self, mark: str, leaf: CommandGroup | None, full: bool) -> bytes:
-        """Returns the guardian's task. Only the command gets the mark: if the guardian had it, ending processes by
-        their mark would end the guardian too."""
+        """Returns the guardian's task. Only the command gets the mark: if the guardian had it, killing processes by
+        their mark would kill the guardian, too."""
         spec, user = self._spec, _name(self._spec.user or gateway_user())
         environment = {
             "HOME": str(spec.home),
@@ -211,11 +214,11 @@ class LocalSandbox:
             await to_thread.run_sync(self._group.end)
 
     async def purge(self, command: "LocalCommand") -> None:
-        """Ends the processes of a command whose guardian was killed."""
+        """Kills the processes of a command whose guardian was killed."""
         if command.leaf is not None:
             await to_thread.run_sync(command.leaf.kill)
         if not await to_thread.run_sync(guardian.sweep, f"{MARK}={command.mark}"):
-            log.error("the processes of a command cannot be ended", mark=command.mark)
+            log.error("a command's processes cannot be killed", mark=command.mark)
 
     def forget(self, command: "LocalCommand") -> None:
         self._commands.discard(command)
@@ -229,8 +232,8 @@ def _name(user: User) -> str:
 
 
 class LocalCommand:
-    """A command and its guardian, which exits when no process of the command is left. `pid` is the command's own: if
-    that process is killed, the guardian ends the rest."""
+    """A command and its guardian, which exits when none of the command's processes are left. `pid` is the command's
+    own: if that process is killed, the guardian kills the rest."""
 
     def __init__(
         self, sandbox: LocalSandbox, child: ChildProcess, guard: socket.socket, mark: str, leaf: CommandGroup | None
@@ -279,7 +282,7 @@ class LocalCommand:
                 async with asyncio.timeout(KILLED_SECONDS):
                     await self._child.wait()
             except TimeoutError:
-                log.error("the processes of a command cannot be ended", guardian=self.guardian)
+                log.error("a command's processes cannot be killed", guardian=self.guardian)
                 await self._child.end(0)
             report = self._report()
             if report is None:
@@ -293,19 +296,19 @@ class LocalCommand:
                 self._guard.close()
 
     def close(self) -> None:
-        """Closes the streams. If the guardian still runs, it then ends everything."""
+        """Closes the streams. If the guardian is still running, it then kills everything."""
         self._child.close()
         self._guard.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signals the guardian only. It is not reaped before we know that it ended, so its pid cannot have been
+        """Signals only the guardian. It is not reaped before we know that it has exited, so its pid cannot have been
         reused."""
         if self._child.running:
             os.kill(self.guardian, number)
 
     def _report(self) -> tuple[int, int] | None:
-        """Returns the exit code and the number of processes left behind, as the guardian reported; None without a
-        report."""
+        """Returns the exit code and the number of processes left behind, as reported by the guardian, or None if there
+        is no report."""
         if self._guard.fileno() >= 0:
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 self._reported += self._guard.recv(_REPORT_BYTES)

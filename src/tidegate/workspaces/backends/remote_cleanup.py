@@ -1,9 +1,9 @@
-"""Clean-up of the folders that ended sessions have on another machine.
+"""Clean-up of ended sessions' folders on another machine.
 
 When a session ends, its folders on the other machine are discarded immediately or, if the machine is unreachable,
-later. The task is kept in a row, even if the session is deleted. It is retried at growing intervals until it succeeds
-or `GIVE_UP_SECONDS` have passed; then the log says that the folders remain. Only the machine that has the folders is
-contacted. This module owns nothing but these rows.
+later. The task is stored in a row, even if the session is deleted. It is retried at growing intervals until it succeeds
+or `GIVE_UP_SECONDS` have passed; in the latter case, the log says that the folders remain. Only the machine with the
+folders is contacted. This module owns nothing but these rows.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,17 @@ from tidegate.workspaces.backends.interface import RemoteBackend
 log = Log(__name__)
 
 GIVE_UP_SECONDS = 30 * 86400.0
-"""A machine that was unreachable for this long is not expected to return unchanged."""
+"""Seconds after which the task is given up. A machine that has been unreachable for this long is not expected to return
+unchanged."""
 
 FIRST_SECONDS, LONGEST_SECONDS = 300.0, 86400.0
-"""Interval between attempts; each is twice as long as the one before."""
+"""The first and the longest interval between attempts. Each interval is twice as long as the one before."""
 
 ATTEMPTS = 64
-"""The maximum number of attempts: more than fit into `GIVE_UP_SECONDS`."""
+"""Maximum number of attempts: more than fit into `GIVE_UP_SECONDS`."""
 
 AT_ONCE = 20
-"""Sessions handled per run. Each needs a connection to the other machine."""
+"""Number of sessions handled per run. Each needs a connection to the other machine."""
 
 
 class RemoteCleanup:
@@ -48,7 +49,7 @@ class RemoteCleanup:
                 lambda db: outbox.prepare(
                     db,
                     id=f"remains {session}",
-                    session=None,  # it may be deleted before this is done
+                    session=None,  # the session may be deleted before this is done
                     turn=None,
                     channel=_channel(there),
                     target=session,
@@ -59,11 +60,11 @@ class RemoteCleanup:
             )
 
     async def recover(self, there: RemoteBackend) -> None:
-        """Reschedules the tasks that were in progress when the last process died. Called at startup."""
+        """Reschedules the tasks that were in progress when the previous process died. Called at startup."""
         await self._store.write(outbox.recover, self._clock(), AT_ONCE, (_channel(there),))
 
     async def retry(self, there: RemoteBackend) -> None:
-        """Tries the tasks that are due. If one fails, the others are postponed too."""
+        """Tries the tasks that are due. If one fails, the others are postponed, too."""
         now, reason = self._clock(), ""
         for row in await self._store.write(outbox.claim_due, now, AT_ONCE, (_channel(there),)):
             if not reason:
@@ -76,7 +77,7 @@ class RemoteCleanup:
             due = now + min(LONGEST_SECONDS, FIRST_SECONDS * 2**row.attempts)
             if await self._store.write(_failed, row.id, reason, due) == "dead":
                 log.error(
-                    "folders on another machine could not be discarded and stay there",
+                    "folders on another machine could not be discarded and remain there",
                     session=row.target,
                     reason=reason,
                 )

@@ -1,12 +1,12 @@
-"""The keeper of one session on another machine, where it represents the gateway.
+"""A session's keeper on another machine, where it represents the gateway.
 
-It runs as long as the gateway runs and is reachable. When the connection is closed, or after a period of silence, it
-exits; the guardians of the session's commands, which watch it, then end everything. It creates the session's folders,
-forwards signals to guardians, and reports what runs below them.
+It runs as long as the gateway is running and reachable. When the connection is closed, or after a period of silence, it
+exits; the guardians of the session's commands, which watch it, then stop everything. It creates the session's folders,
+forwards signals to guardians, and reports what is running below them.
 
-It is a program, sent with `guardian` to a machine that has nothing of Tidegate installed. It first receives a frame
-that names its session, then lines; it answers each request with a line that begins with the request's number. When a
-session has ended, `discard_folders` is started instead of a keeper.
+It is a program that is sent, together with `guardian`, to a machine on which nothing from Tidegate is installed. It
+first receives a frame that names its session, then lines; it answers each request with a line that begins with the
+request's number. When a session has ended, `discard_folders` is started instead of a keeper.
 """
 
 import os
@@ -22,13 +22,13 @@ from tidegate.workspaces.backends.guardian import UP, load, process_identity, re
 
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 90.0
-"""A keeper exits after receiving nothing for this long. The gateway sends something every `BEAT_SECONDS`."""
+"""A keeper exits if it receives nothing for this long. The gateway sends something every `BEAT_SECONDS`."""
 
 REFUSED = b"\0no "
 """The beginning of a line that says why the keeper cannot run."""
 
 SIGNALS = ("TERM", "USR1")
-"""The signals that are forwarded to guardians."""
+"""The signals forwarded to guardians."""
 
 OLDEST_PYTHON = (3, 10)
 _LINE_BYTES = 64 * 1024
@@ -43,7 +43,7 @@ def keep() -> None:
         if sys.version_info < OLDEST_PYTHON:
             raise OSError("Python 3.10 or newer is required there")
         root, folder = _folders(*fields)
-        os.close(os.pidfd_open(os.getpid()))  # guardians need this call; older kernels lack it
+        os.close(os.pidfd_open(os.getpid()))  # guardians need this call, which older kernels lack
     except OSError as error:
         _answer(REFUSED + str(error).encode("utf-8", "replace"))
         return
@@ -53,8 +53,8 @@ def keep() -> None:
 
 
 def _folders(session: str, project: str) -> tuple[Path, Path]:
-    """Creates the session's folders. Returns the session's folder and its working folder: its own, or a project of the
-    user."""
+    """Creates the session's folders. Returns the session's folder and its working folder, which is either its own or
+    one of the user's projects."""
     root = _base() / "workspaces" / session
     for name in ("home", "tmp", "work"):
         (root / name).mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -65,11 +65,11 @@ def _folders(session: str, project: str) -> tuple[Path, Path]:
 
 def _base() -> Path:
     os.umask(0o077)  # private, whatever the account's own umask allows
-    return Path.home() / ".tidegate" / "remote"  # separate from the home of a gateway run by that account
+    return Path.home() / ".tidegate" / "remote"  # separate from the home folder of a gateway run by that account
 
 
 def attend(silent_seconds: float = SILENT_SECONDS) -> None:
-    """Handles lines until the end of input, or until the input is silent for too long."""
+    """Handles lines until the end of the input, or until nothing has arrived for too long."""
     rest = b""
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -102,8 +102,8 @@ def _answer(line: bytes) -> None:
 
 
 def discard_folders() -> None:
-    """Moves the folder of an ended session to the trash if it is to be kept; otherwise deletes it. Then deletes
-    everything that has been in the trash for more than `age` seconds."""
+    """Moves an ended session's folder to the trash if it is to be kept; otherwise, deletes it. Then deletes everything
+    that has been in the trash for more than `age` seconds."""
     fields = receive_fields(0)
     if not fields:
         return

@@ -1,12 +1,12 @@
-"""The network of a sandbox: a namespace closed to non-public addresses, connected through `pasta`.
+"""A sandbox's network: a namespace closed to non-public addresses, connected through `pasta`.
 
-A sandbox reaches the same addresses as `web_fetch`, which uses the same table, and the machine's resolver. It reaches
-no port on the machine's loopback and no abstract socket, and nothing outside can connect to it. The kernel enforces
+A sandbox can reach the same addresses as `web_fetch`, which uses the same table, and the machine's resolver. It cannot
+reach ports on the machine's loopback or abstract sockets, and nothing outside can connect to it. The kernel enforces
 this with nftables before the first command enters (prohibiting routes would not stop a socket bound to an interface),
-and commands have no capability to undo it. If this cannot be enforced, there is no sandbox.
+and commands lack the capabilities to undo it. If this cannot be enforced, there is no sandbox.
 
-A `SandboxNetwork` is the `pasta` process of one sandbox. This process is a child of the gateway and is closed with the
-sandbox. When the gateway is gone, the kernel kills it, even while it starts.
+A `SandboxNetwork` is one sandbox's `pasta` process. It is a child of the gateway and is stopped with the sandbox. When
+the gateway dies, the kernel kills it, even while it is starting.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ START_SECONDS = 10.0
 """Time limit for setting up a network, which normally takes about ten milliseconds."""
 
 OUTPUT_CHARACTERS = 300
-"""The number of characters of a failed program's output that are reported."""
+"""Number of characters reported of a failed program's output."""
 
 _RESOLVERS = ("192.0.2.3", "2001:db8::3")
 """The addresses that commands use as their resolvers. `pasta` listens there and forwards queries to the machine's own
@@ -55,24 +55,24 @@ _OPTIONS = (
     "--address", "192.0.2.2", "--netmask", "31", "--gateway", _RESOLVERS[0],
     "--address", "2001:db8::2", "--gateway", _RESOLVERS[1],
     "--dns-forward", _RESOLVERS[0], "--dns-forward", _RESOLVERS[1],
-    # Neither side reaches the other's loopback.
+    # Neither side can reach the other's loopback.
     "--no-map-gw", "--tcp-ports", "none", "--udp-ports", "none", "--tcp-ns", "none", "--udp-ns", "none",
-    # Where it writes its pid when it is ready.
+    # The file to which it writes its pid when it is ready.
     "--pid", "/proc/self/fd/1",
 )  # fmt: skip
 
 _OFFLINE = ("--interface", "lo")
-"""Options for a machine that is currently not connected. Without an interface, older versions do not start."""
+"""Options for a machine that is currently offline. Without an interface, older versions do not start."""
 
 _ROUTES = (Path("/proc/net/route"), Path("/proc/net/ipv6_route"))
 
 SOCKETS = 4096
-"""The number of sockets that the commands of one sandbox may have open on the machine: no limit covers the memory of
-their buffers."""
+"""Maximum number of sockets that one sandbox's commands may have open on the machine, since no limit covers their
+buffers' memory."""
 
 _WAIT = f'read -r _ && {{ ulimit -n {SOCKETS} 2>/dev/null; exec "$@" <&4 4<&-; }}'
-"""Waits for a line which says that the process has an owner, and exits if none comes. Then the lifeline becomes its
-input, since `pasta` closes all other descriptors. A lower limit on open files that is already set stays in force."""
+"""Waits for a line that says that the process has an owner, and exits if none arrives. Then the lifeline becomes its
+input, since `pasta` closes all other descriptors. If a lower limit on open files is already set, it stays in force."""
 
 
 class Programs(NamedTuple):
@@ -82,7 +82,7 @@ class Programs(NamedTuple):
 
 
 class Namespaces(NamedTuple):
-    """The namespaces of a sandbox: its first process, a descriptor of the user namespace that owns the others, and the
+    """A sandbox's namespaces: its first process, a descriptor for the user namespace that owns the others, and the
     command prefix that runs as the user who created them."""
 
     first: int
@@ -91,7 +91,8 @@ class Namespaces(NamedTuple):
 
 
 def missing() -> str:
-    """Returns the reason why sandboxes have no network on this machine, and what to install; empty if they have one."""
+    """Returns the reason why sandboxes have no network on this machine, and what to install, or an empty string if they
+    have one."""
     absent = [program for program in PACKAGES if find_program(program) is None]
     if not absent:
         return ""
@@ -101,14 +102,14 @@ def missing() -> str:
 
 
 def programs(nsenter: str) -> Programs:
-    """Finds the programs. Raises ToolFailed if one is missing."""
+    """Finds the required programs. Raises ToolFailed if one is missing."""
     if why := missing():
         raise ToolFailed(f"Commands cannot be given network access: {why}")
     return Programs(nsenter, *(str(find_program(program)) for program in PACKAGES))
 
 
 class SandboxNetwork:
-    """The network of one sandbox. When `lifeline` is closed, the kernel kills the child."""
+    """One sandbox's network. When `lifeline` is closed, the kernel kills the child."""
 
     def __init__(self, child: ChildProcess, lifeline: socket.socket) -> None:
         self._child = child
@@ -130,7 +131,7 @@ async def connect(
     environment: Mapping[str, str],
     allowed: Sequence[Network],
 ) -> SandboxNetwork:
-    """Connects a sandbox in which nothing runs yet. Raises ToolFailed with the reason on failure."""
+    """Connects a sandbox in which nothing is running yet. Raises ToolFailed with the reason on failure."""
     enter = [*sandbox.as_user, programs.nsenter, "--user=/proc/self/fd/3", "--preserve-credentials"]
     network = f"/proc/{sandbox.first}/ns/net"
     close = [*enter, f"--net={network}", "--", programs.nft, "-f", "-"]
@@ -162,7 +163,7 @@ async def connect(
 
 
 def _online() -> bool:
-    """True if there is a default route. IPv6 may be missing on this machine."""
+    """True if there is a default route. This machine may lack IPv6."""
     v4, v6 = (path.read_text().splitlines() if path.exists() else [] for path in _ROUTES)
     return any(line.split()[1] == "00000000" for line in v4) or any(
         line.startswith(f"{'0' * 32} 00 ") and not line.endswith(" lo") for line in v6
@@ -171,7 +172,7 @@ def _online() -> bool:
 
 @contextlib.asynccontextmanager
 async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None]:
-    """Turns a failure of the child (EOFError) into a ToolFailed with its output."""
+    """Turns a failure of the child process (EOFError) into a ToolFailed with its output."""
     try:
         async with asyncio.timeout(START_SECONDS):
             try:
@@ -189,7 +190,7 @@ async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None
 
 
 def rules(allowed: Sequence[Network] = ()) -> str:
-    """Returns the nftables rules for the destinations of commands. They match `security.addresses.refusal`."""
+    """Returns the nftables rules for commands' destinations. They match `security.addresses.refusal`."""
     translated = (
         IPv6Network((int(NAT64.network_address) | int(network.network_address), 96 + network.prefixlen))
         for network in V4
@@ -197,7 +198,7 @@ def rules(allowed: Sequence[Network] = ()) -> str:
     tunnels = ", ".join(f"::{upper >> 16:x}:{upper & 0xFFFF:x}:0:0" for upper in sorted(ISATAP))
     lines = [
         'oifname "lo" accept',
-        # The kernel's own neighbour discovery; commands cannot send such packets.
+        # This is the kernel's own neighbour discovery; commands cannot send such packets.
         "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit } accept",
         *(f"{_to(ip_address(one))} meta l4proto {{ tcp, udp }} th dport 53 accept" for one in _RESOLVERS),
         *(f"{_to(network)} accept" for network in allowed),
@@ -218,6 +219,6 @@ def _to(target: Address | Network) -> str:
 
 
 def _set(networks: Iterable[_Network]) -> str:
-    """Returns an nftables set of these networks, without those contained in others, since the kernel accepts no
+    """Returns an nftables set with these networks, without those contained in others, since the kernel does not accept
     overlaps."""
     return f"{{ {', '.join(map(str, collapse_addresses(networks)))} }}"

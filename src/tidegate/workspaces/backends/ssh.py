@@ -1,13 +1,13 @@
-"""The backend `ssh`: commands on another machine, through the system's own `ssh`.
+"""The backend `ssh`: commands on another machine, run through the system's own `ssh`.
 
-A session has one connection for all its commands and authenticates once. Each command is the child of a guardian on the
-other machine, from which none of the command's processes can escape. Everything ends when the connection is closed or
-lost, on either side: a keeper on the other machine watches the connection, and the guardians watch the keeper. No
-agent, display or port is forwarded, nothing is prompted for, and nothing of the gateway's environment reaches `ssh` or
-the other machine. A command can reach whatever its account on that machine can: the account is the boundary.
+A session has one connection for all its commands and authenticates only once. Each command is the child of a guardian
+on the other machine, from which none of the command's processes can escape. Everything is stopped when the connection
+is closed or lost, on either side: a keeper on the other machine watches the connection, and the guardians watch the
+keeper. No agent, display or port is forwarded, there are no prompts, and nothing from the gateway's environment reaches
+`ssh` or the other machine. A command can reach whatever its account on that machine can: the account is the boundary.
 
-Nothing is installed there; the programs are sent each time. The session's folders are in `.tidegate/remote` of the
-account's home, with a trash next to them.
+Nothing is installed there; the programs are sent each time. The session's folders are in `.tidegate/remote` in the
+account's home folder, with a trash next to them.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _FIXED = (
     "ForwardAgent=no", "ForwardX11=no", "LogLevel=ERROR", "PermitLocalCommand=no", "RemoteCommand=none",
     "RequestTTY=no", "SessionType=default", "StdinNull=no", "Tunnel=no",
 )  # fmt: skip
-"""These options come before all others. In ssh the first value counts, so no configuration can override them."""
+"""These options come before all others. In ssh, the first value counts, so no configuration can override them."""
 
 _USUAL = ("ConnectTimeout=10", "ServerAliveInterval=15", "ServerAliveCountMax=3")
 
@@ -72,15 +72,15 @@ class SshBackend:
         return BUFFERS, UNMAPPED
 
     def inner(self, folder: Path) -> str:
-        """Commands see no fixed path: they start in the folder, wherever it is."""
+        """Returns an empty path: commands see no fixed path, but start in the folder, wherever it is."""
         return "."
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
         return RemoteFiles(open_sandbox, spec.read_only, spec.temporary)
 
     async def check(self) -> str | None:
-        """Checks only whether the backend can work in principle. A machine that is temporarily unreachable is reported
-        when it is used."""
+        """Checks only whether the backend can work in principle. If the machine is temporarily unreachable, this is
+        reported when it is used."""
         if not self.host or self.host.startswith("-"):
             return "set workspaces.ssh_host to the machine that should run commands."
         if find_program("ssh") is None:
@@ -101,7 +101,7 @@ class SshBackend:
                 await kill_and_close(child)
             control_socket.close()
             raise
-        # A further call never opens a connection itself, since that would be authenticated again.
+        # Further calls never open a connection themselves, since that would have to be authenticated again.
         options = _options(("ControlMaster=no", f"ControlPath={control_socket.path}", "ProxyCommand=false", *_FIXED))
         over = [_ssh(), "-F", "none", *options, "--", "workspace", BOOTSTRAP]
         connection = SshConnection(self._spawner, spec, child, remote, over, guarding, control_socket)
@@ -109,7 +109,7 @@ class SshBackend:
         return connection
 
     async def discard_folders(self, session: str, *, keep: bool, age: float) -> None:
-        """Removes the folders of an ended session: with `keep`, moves them to the trash on the other machine; otherwise
+        """Removes an ended session's folders: with `keep`, moves them to the trash on the other machine; otherwise,
         deletes them. Then deletes everything that has been in that trash for `age` seconds."""
         away = await to_thread.run_sync(program, (guardian.__name__, remote_keeper.__name__), "discard_folders")
         message = guardian.pack_fields([session, "kept" if keep else "", str(age)])
@@ -131,13 +131,12 @@ class SshBackend:
         except OSError as error:
             raise ToolFailed(f"ssh cannot be started ({error.strerror}).") from None
         async with killed_on_error(child):
-            with contextlib.suppress(ToolFailed):  # then its output says why
+            with contextlib.suppress(ToolFailed):  # if this fails, the output says why
                 await child.write(message)
         return child
 
     async def _answer(self, child: ChildProcess) -> bytes:
-        """Reads the first line of the reply from the other machine. Raises ToolFailed with the reason if there is
-        none."""
+        """Reads the first line of the other machine's reply. Raises ToolFailed with the reason if there is none."""
         output = b""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -156,7 +155,8 @@ class SshBackend:
 
 
 def _programs(control_socket: ControlSocket) -> tuple[bytes, bytes]:
-    """Opens the control socket and loads the programs of the keeper and the guardian. For a thread."""
+    """Opens the control socket and loads the programs for the keeper and the guardian. Blocks, so call it in a
+    thread."""
     control_socket.open()
     keeping = program((guardian.__name__, remote_keeper.__name__), "keep")
     return keeping, program((guardian.__name__,), "guard_remote")

@@ -1,9 +1,9 @@
-"""One session's connection to another machine, and the commands that run over it.
+"""One session's connection to another machine, and the commands that run on it.
 
-A connection is a child process of the gateway: `ssh` with a keeper at the other end. Each command is a further `ssh`
-process that shares the connection of the first. A remote command is known to have ended only when its guardian has
-reported it. When the connection is lost, this is noticed. Everything on the other machine then ends by itself, and
-commands that were running count as killed. The connection owns its commands and the descriptor of the folder that
+A connection is a child process of the gateway: `ssh` with a keeper at the other end. Each command is another `ssh`
+process that shares the first one's connection. A remote command is known to have ended only when its guardian has
+reported this. If the connection is lost, this is detected; everything on the other machine then stops by itself, and
+commands that were running count as killed. The connection owns its commands and a descriptor for the folder that
 contains the control socket.
 """
 
@@ -24,24 +24,24 @@ from tidegate.workspaces.processes.children import ChildProcess, Spawner, killed
 log = Log(__name__)
 
 OPEN_SECONDS = 30.0
-"""Time limit for opening a connection or starting a program over it."""
+"""Time limit for opening a connection or starting a program on it."""
 
 ANSWER_SECONDS = 10.0
 """Time limit for a reply from the other machine, or for a command to end there."""
 
 OUTPUT_BYTES = 4096
-"""Size limit of the output read at the start; if the start fails, this output contains the reason."""
+"""Maximum amount of output read at the start; if starting fails, this output contains the reason."""
 
 LOST = (
-    "The connection to the machine that runs commands was lost, and everything there was ended. It reconnects with "
-    "the next command; files are unchanged."
+    "The connection to the machine that runs commands was lost, and everything there was stopped. The next command "
+    "reconnects; files are unchanged."
 )
 KILLED = -9
 """The exit code of a command whose end was not reported."""
 
 _SOCKET = "ssh"
 _AGAIN_SECONDS = 1.0  # before a signal is repeated
-_TAIL_BYTES = 64  # more than the last report of a guardian
+_TAIL_BYTES = 64  # longer than a guardian's last report
 
 
 class RemoteSession(NamedTuple):
@@ -55,8 +55,8 @@ class RemoteSession(NamedTuple):
 
 
 class ControlSocket:
-    """The socket through which further calls share the first connection. It owns a descriptor of its folder: the path
-    of a socket must be short, and the folder's own path may be long."""
+    """The socket through which further calls share the first connection. It owns a descriptor for its folder, since a
+    socket's path must be short but the folder's own path may be long."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class ControlSocket:
         return f"/proc/{os.getpid()}/fd/{self._fd}/{_SOCKET}"
 
     def open(self) -> None:
-        """Opens the socket. This call blocks, so it belongs in a thread."""
+        """Opens the socket. Blocks, so call it in a thread."""
         self._fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_SOCKET, dir_fd=self._fd)  # left by a killed gateway
@@ -79,8 +79,8 @@ class ControlSocket:
 
 
 class SshConnection:
-    """`over` is the ssh command line that shares the connection of the `first` call. `program` is the text of the
-    guardian."""
+    """A session's connection. `over` is the ssh command line that shares the connection of the `first` call. `program`
+    is the guardian's source text."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class SshConnection:
         self._beating: asyncio.TimerHandle | None = None
 
     def beat(self) -> None:
-        """Sends a heartbeat to the keeper, now and at intervals."""
+        """Sends heartbeats to the keeper, now and at regular intervals."""
         self._first.post(b"beat\n")
         self._beating = asyncio.get_running_loop().call_later(keeper.BEAT_SECONDS, self.beat)
 
@@ -127,7 +127,7 @@ class SshConnection:
         return self._first.pid
 
     async def spawn(self, text: bytes, mark: str, *, full: bool = False) -> "RemoteCommand":
-        """Starts a command. The disk of the other machine is not measured, so `full` is ignored."""
+        """Starts a command. The other machine's disk is not measured, so `full` is ignored."""
         if not self.alive:
             raise ToolFailed(LOST)
         try:
@@ -170,9 +170,9 @@ class SshConnection:
         return SandboxUsage(processes=answer[0], memory_bytes=answer[1]) if len(answer) == 2 else SandboxUsage()
 
     async def sweep(self, mark: str) -> None:
-        """Ends all processes that carry a mark."""
+        """Kills all processes that carry a mark."""
         if await self._request("sweep", f"{MARK}={mark}") != [1]:
-            log.error("processes of a command on another machine may still be running", mark=mark)
+            log.error("a command's processes on another machine may still be running", mark=mark)
 
     async def wait(self) -> None:
         await self._first.wait()
@@ -184,7 +184,7 @@ class SshConnection:
         await gather([command.end(0) for command in tuple(self._commands)])
         if self._beating is not None:
             self._beating.cancel()
-        self._first.close_input()  # this ends the keeper
+        self._first.close_input()  # this stops the keeper
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._first.wait()
@@ -200,7 +200,7 @@ class SshConnection:
         self._commands.discard(command)
 
     async def _request(self, word: str, *words: str) -> list[int]:
-        """Sends a request to the keeper and returns its reply; empty if there is none."""
+        """Sends a request to the keeper and returns its reply, or an empty one if there is none."""
         async with self._asking:
             self._asked += 1
             self._first.post(" ".join((word, str(self._asked), *words)).encode() + b"\n")
@@ -218,12 +218,12 @@ class SshConnection:
                         else:
                             return []
             except TimeoutError:
-                log.warning("the other machine does not answer", session=self._spec.session)
+                log.warning("the other machine does not respond", session=self._spec.session)
                 return []
 
 
 class RemoteCommand:
-    """A command on the other machine. `guardian` is the identity of its guardian."""
+    """A command on the other machine. `guardian` is its guardian's identity."""
 
     def __init__(self, connection: SshConnection, child: ChildProcess, mark: str) -> None:
         self._connection = connection
@@ -258,7 +258,7 @@ class RemoteCommand:
                         await self._child.wait()
             if not await self._killed():
                 log.error("a command on another machine may still be running", mark=self._mark)
-            await self._child.end(0)  # closes its connection, if still open, at which its guardian ends it too
+            await self._child.end(0)  # closes the connection, if still open, whereupon the guardian kills it, too
             over = await self._state.over()
             return over[1] if over else 0
         finally:
@@ -266,7 +266,7 @@ class RemoteCommand:
 
     async def _killed(self) -> bool:
         """Kills the command; returns true if it is known to have ended. The signal is repeated, since a guardian may
-        miss it while it is ending."""
+        miss it while it is exiting."""
         if not self.guardian:
             return True
         until = asyncio.get_running_loop().time() + ANSWER_SECONDS
@@ -279,7 +279,7 @@ class RemoteCommand:
         return False
 
     async def _signal(self, name: str) -> None:
-        """Signals the guardian. If the guardian was killed, kills everything with the mark instead."""
+        """Signals the guardian. If the guardian has been killed, kills everything with the mark instead."""
         if not self.guardian or not self._child.running or not self._connection.reachable:
             return
         if not await self._connection.signal(name, self.guardian):
@@ -311,12 +311,12 @@ class _State:
                         break
                     output += data
         except TimeoutError:
-            raise ToolFailed("The other machine does not answer; try again later.") from None
+            raise ToolFailed("The other machine does not respond; try again later.") from None
         reason = " ".join(output.decode(errors="replace").split())
         if "refused by peer" in reason:
             raise ToolFailed(
-                "The other machine accepts no more concurrent commands on one connection: end a process, or raise "
-                "MaxSessions of its sshd."
+                "The other machine accepts no more concurrent commands on one connection: stop a process, or raise "
+                "its sshd's MaxSessions."
             )
         raise ToolFailed(f"The command cannot be started on the other machine: {reason or 'no reason was given'}")
 
@@ -331,8 +331,8 @@ class _State:
             return data
 
     async def over(self) -> tuple[int, int] | None:
-        """Returns the command's exit code and the number of processes it left behind, once its streams have ended; None
-        if they were not reported. Unread data fits into the buffers of the pipes and can still be read."""
+        """Returns the command's exit code and the number of processes it left behind, once its streams have ended, or
+        None if they were not reported. Unread data fits into the pipes' buffers and can still be read."""
         async with self._reading:
             while not self._ended:
                 await self._more()

@@ -1,7 +1,7 @@
-"""The files of a workspace: reading, writing, listing and searching.
+"""A workspace's files: reading, writing, listing and searching.
 
 Tools use only the `Files` protocol. `local_files.LocalFiles` never leaves its mounts, whatever happens to paths,
-folders and links while it works. Only the backend that needs this module imports it.
+folders and links while it is working. It is imported only by backends that need it.
 """
 
 from tidegate.workspaces.files.file_user import User

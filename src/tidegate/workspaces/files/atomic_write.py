@@ -1,10 +1,10 @@
 """Atomic replacement of a file.
 
-A reader finds either the complete old content or the complete new content, also after a crash. Permissions and, where
-allowed, the owner of the old file are kept. If a version is expected and the file has another one, nothing is written,
-even if the file changed at the last moment. Of several writers expecting the same version, only one succeeds. A failed
-write leaves nothing behind except, after a crash, a file named `.tidegate-….tmp`. The functions block and belong in
-worker threads.
+Readers find either the complete old content or the complete new content, even after a crash. The old file's permissions
+and, where allowed, its owner are kept. If a version is expected and the file has another one, nothing is written, even
+if the file changed at the last moment. Of several writers expecting the same version, only one succeeds. A failed write
+leaves nothing behind except, after a crash, a file named `.tidegate-….tmp`. The functions block and belong in worker
+threads.
 """
 
 import contextlib
@@ -65,8 +65,9 @@ def replace(spot: ResolvedPath, data: bytes, expected: str | None) -> int | None
 
 @contextlib.contextmanager
 def _locked(folder: int) -> Iterator[None]:
-    """Locks a folder against other writers that use this module. If a command of the session keeps holding the lock,
-    this stops waiting after a short time. The only effect is that one of two simultaneous edits may be lost."""
+    """Locks a folder against other writers that use this module. If one of the session's commands keeps holding the
+    lock, this stops waiting after a short time; the only consequence is that one of two simultaneous edits may be
+    lost."""
     try:
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:  # a folder that can be written but not listed
@@ -122,8 +123,7 @@ def _make(parent: int, name: str, data: bytes, before: os.stat_result | None) ->
 
 
 def _swap(spot: ResolvedPath, temporary: str, expected: str) -> None:
-    """Exchanges the two files and checks the version of the old one. If it is not the expected version, exchanges them
-    back."""
+    """Exchanges the two files and checks the old one's version. If it is not the expected one, exchanges them back."""
     try:
         exchange(spot.parent, temporary, spot.name)
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def _swap(spot: ResolvedPath, temporary: str, expected: str) -> None:
     except OSError as error:
         if error.errno not in _CANNOT_EXCHANGE:
             raise
-        # A file system without exchange leaves a moment in which a change goes unnoticed.
+        # On a file system without exchange, there is a moment in which a change goes unnoticed.
         os.rename(temporary, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
         return
     fd, status = open_reference(temporary, spot.parent)

@@ -1,9 +1,9 @@
-"""Searching the files below a folder for lines that match a pattern.
+"""Search of the files below a folder for lines that match a pattern.
 
-This module decides, by descriptor and below the mounts, which files are searched, in which order, and what is shown.
+This module determines, by descriptor and below the mounts, which files are searched, in which order, and what is shown.
 Each file is opened once: its matches are found and its lines are read through the same descriptor.
 
-A search takes only the memory of what is shown and of a few blocks, however long files and lines are. Of a long line,
+A search needs memory only for what is shown and for a few blocks, however long files and lines are. Of a long line,
 only the part around the match is shown, and no character is cut in two. The functions block: they run in worker threads
 and also, after the code has been sent there, on other machines.
 """
@@ -27,10 +27,10 @@ FILE_BYTES = 32 * 1024 * 1024
 
 
 class SearchBounds(NamedTuple):
-    """Limits of one search."""
+    """The limits on one search."""
 
     seconds: float = 20.0
-    """Time limit. If it is not enough, a narrower search works better."""
+    """Time limit. If it is too short, a narrower search is the better option."""
     files: int = 20_000
     total_bytes: int = 1024 * 1024 * 1024
 
@@ -38,10 +38,10 @@ class SearchBounds(NamedTuple):
 DEFAULT_BOUNDS = SearchBounds()
 
 BINARY_WITHIN = 8192
-"""A file with a zero byte within its first bytes, up to this many, counts as binary."""
+"""A file counts as binary if there is a zero byte among this many bytes at its beginning."""
 
 SHOWN_BYTES = 400
-"""The number of bytes shown of one line. Longer lines are rarely read in full."""
+"""Number of bytes shown of one line. Longer lines are rarely read in full."""
 
 BEFORE_BYTES = 100
 LINE_CHUNK = 64 * 1024
@@ -51,7 +51,8 @@ _LOOKS = 1024  # reads between two checks for cancellation
 def search(
     mounts: Sequence[Mount], path: str, query: SearchQuery, pattern: LinePattern, bounds: SearchBounds = DEFAULT_BOUNDS
 ) -> SearchResult:
-    """Returns the matching lines of a file, or of the files below a folder. `pattern` is the query's, compiled."""
+    """Returns the matching lines in a file, or in the files below a folder. `pattern` is the query's compiled
+    pattern."""
     return _Search(path, query, pattern, bounds).run(mounts)
 
 
@@ -112,7 +113,7 @@ class _Search:
                 if not stat.S_ISREG(status.st_mode):
                     return
                 fds.append(open_for_reading(reference))
-            except OSError:  # it is gone, or we may not read it
+            except OSError:  # it no longer exists, or we may not read it
                 return
             self._file(fds[1], path)
         finally:
@@ -136,7 +137,7 @@ class _Search:
 
     def _columns(self, fd: int) -> Iterator[tuple[int, int]]:
         """Yields the number of each matching line and the column of its first match, both counted from 1."""
-        left = FILE_BYTES  # it may grow while it is read
+        left = FILE_BYTES  # it may grow while it is being read
 
         def read(size: int) -> bytes:
             nonlocal left
@@ -165,8 +166,8 @@ class _Search:
 
 
 def lines_around(fd: int, columns: Mapping[int, int], context: int) -> tuple[HitLine, ...]:
-    """Returns the matching lines with `context` lines around each. `columns` maps the number of each matching line to
-    the column of its match. Both count from 1."""
+    """Returns the matching lines with `context` lines around each. `columns` maps each matching line's number to the
+    column of its match, both counted from 1."""
     wanted = {number for found in columns for number in range(max(1, found - context), found + context + 1)}
     lines: list[HitLine] = []
     os.lseek(fd, 0, os.SEEK_SET)
@@ -195,7 +196,7 @@ class _Part:
     """The shown part of one line."""
 
     def __init__(self, column: int) -> None:
-        # A match near the beginning is shown together with the beginning.
+        # A match near the beginning of a line is shown together with the beginning.
         self._start = 0 if column <= SHOWN_BYTES - BEFORE_BYTES else column - 1 - BEFORE_BYTES
         self._kept = bytearray()
         self._after = False

@@ -1,8 +1,8 @@
-"""Lets a worker thread read and write files as another user.
+"""Reading and writing files as another user, in a worker thread.
 
 Within `acting_as`, this thread, and no other, has that user's access rights to files instead of root's; new files
-belong to that user. Linux keeps this identity per thread (setfsuid(2)). The module is also sent to other machines,
-where it changes nothing.
+belong to that user. Linux keeps this identity per thread (setfsuid(2)). This module is also sent to other machines,
+where it has no effect.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from anyio import to_thread
 T = TypeVar("T")
 
 _LIBRARY = ctypes.CDLL(None)
-_NOBODY = -1  # never a valid id: it makes the kernel return the current one
+_NOBODY = -1  # never a valid id; makes the kernel return the current one
 
 
 class User(NamedTuple):

@@ -1,7 +1,8 @@
-"""Values that describe files, and `Files`, the protocol through which tools access a session's files wherever they are.
+"""Values that describe files, and `Files`, the protocol through which tools access a session's files, wherever they
+are.
 
 All values are immutable. Failures raise `ToolFailed` with one sentence that says what to do. Paths are relative to the
-workspace, or absolute as the session's commands see them. Results are bounded and say when they are incomplete.
+workspace, or absolute as seen by the session's commands. Results are bounded and say if they are incomplete.
 """
 
 import os
@@ -13,11 +14,11 @@ from tidegate.values import Frozen
 Kind = Literal["file", "folder", "link", "other"]
 
 HEAD_BYTES = 32
-"""The number of bytes at the beginning of a file by which images and audio are recognised."""
+"""Number of bytes at the beginning of a file used to recognise images and audio."""
 
 
 class FileEntry(NamedTuple):
-    """One entry of a listing. `path` leads to the entry from the workspace; `target` is where a link points."""
+    """One entry in a listing. `path` leads from the workspace to the entry; `target` is where a link points."""
 
     path: str
     kind: Kind
@@ -26,10 +27,10 @@ class FileEntry(NamedTuple):
 
 
 class FileLines(NamedTuple):
-    """Lines of a file, from `first` up to `after`, counted from 0. Past the end of the file there are no lines, and
-    `first` is the number of lines in the file. `more` is true if lines follow. `cut` is true if the only line is longer
-    than requested; then only its beginning is included, and the rest was not examined. `size` and `head` describe the
-    whole file."""
+    """Lines from a file, from `first` up to `after`, counted from 0. Past the end of the file, there are no lines, and
+    `first` is the number of lines in the file. `more` is true if there are further lines. `cut` is true if the only
+    line is longer than requested; in that case, only its beginning is included, and the rest has not been examined.
+    `size` and `head` describe the whole file."""
 
     data: bytes
     first: int
@@ -41,32 +42,33 @@ class FileLines(NamedTuple):
 
 
 class FileContents(NamedTuple):
-    """A complete file. `version` identifies its content; pass it to `write` to avoid overwriting another version."""
+    """A complete file. `version` identifies its content; pass it to `write` to avoid overwriting a different
+    version."""
 
     data: bytes
     version: str
 
 
 class WriteResult(NamedTuple):
-    """`replaced` is the size of the file that was replaced; None if there was none."""
+    """The result of writing a file. `replaced` is the size of the replaced file, or None if there was none."""
 
     replaced: int | None
 
 
 class FileFilter(Frozen, frozen=True):
-    """The files below a folder that match `glob` (all if it is empty). Names that begin with a dot and names in `HEAVY`
-    are left out, with everything below them, unless `hidden`."""
+    """Selects the files below a folder that match `glob` (all if it is empty). Names that begin with a dot and names in
+    `HEAVY` are left out, with everything below them, unless `hidden` is set."""
 
     glob: str = ""
     hidden: bool = False
 
 
 HEAVY = frozenset({"node_modules", "__pycache__"})
-"""Folders of generated files, which usually outnumber all others."""
+"""Folders with generated files, which usually outnumber all other files."""
 
 
 class Listing(NamedTuple):
-    """A list of entries. `left_out` are the first names that `FileFilter` left out; `stopped` says why the listing is
+    """A list of entries. `left_out` are the first names left out by `FileFilter`; `stopped` says why the listing is
     incomplete."""
 
     entries: tuple[FileEntry, ...]
@@ -98,7 +100,7 @@ class HitLine(NamedTuple):
 
 
 class FileHit(NamedTuple):
-    """A file with matches and its lines in order. `changed` is true if the file changed during the search, so that its
+    """A file with matches, and its lines in order. `changed` is true if the file changed during the search, so its
     lines are unknown."""
 
     path: str
@@ -107,9 +109,9 @@ class FileHit(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """`files` is the number of searched files. `more` is true if there are more matches than the limit; nothing after
-    them was searched. `stopped` says why the search is incomplete. `large` and `binary` count the files left out
-    because they are too large or binary."""
+    """The result of a search. `files` is the number of searched files. `more` is true if there are more matches than
+    the limit; nothing after them was searched. `stopped` says why the search is incomplete. `large` and `binary` count
+    the files left out because they are too large or binary."""
 
     hits: tuple[FileHit, ...]
     files: int
@@ -136,15 +138,15 @@ def file_stamp(fd: int) -> FileStamp:
 
 
 class Files(Protocol):
-    """The files of one session."""
+    """A session's files."""
 
     async def lines(self, path: str, *, offset: int, lines: int, max_bytes: int) -> FileLines:
-        """Reads at most this many lines and bytes of a file, starting after the first `offset` lines. Only complete
-        lines are returned if at least one fits."""
+        """Reads at most this many lines and bytes from a file, starting after the first `offset` lines. If at least one
+        complete line fits, only complete lines are returned."""
         ...
 
     async def load(self, path: str, *, limit: int) -> FileContents:
-        """Reads the complete content of a file of at most `limit` bytes."""
+        """Reads the complete content of a file, which must not exceed `limit` bytes."""
         ...
 
     def opened(self, path: str) -> AbstractAsyncContextManager[int]:
@@ -152,12 +154,12 @@ class Files(Protocol):
         ...
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        """Writes or replaces a file atomically. Missing folders on the way are created. With `expected`, nothing is
+        """Writes or replaces a file atomically. Missing folders on the path are created. With `expected`, nothing is
         written unless the content still has that version."""
         ...
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:
-        """Returns the entries of a folder, sorted by name, each folder followed by its contents. Links are not
+        """Returns the entries in a folder, sorted by name, each subfolder followed by its contents. Links are not
         followed."""
         ...
 

@@ -1,7 +1,7 @@
-"""Synchronous file operations below the mounts of a session.
+"""Synchronous file operations below a session's mounts.
 
-Nothing outside the mounts is read, written or named, whatever happens to folders and links meanwhile (see `mounts`).
-Only regular files are opened. The memory of a call is bounded, whatever the size of a file or folder. Pages of lines
+Nothing outside the mounts is read, written or named, whatever happens to folders and links in the meantime (see
+`mounts`). Only regular files are opened. Memory use is bounded, whatever the size of a file or folder. Pages of lines
 have no gaps or overlaps: each page ends where the next one begins.
 
 Nothing is kept between calls. The methods block: they run in worker threads and also, after the code has been sent
@@ -42,11 +42,12 @@ from tidegate.workspaces.files.walk import FolderWalk, WalkStep
 
 CHUNK = 256 * 1024
 SCANNED_AT_MOST = 512 * 1024 * 1024
-"""Limit of the data read to find a line: everything before the line must be read. Reading more would take too long."""
+"""Limit on the data read to find a line, since everything before the line must be read. Reading more would take too
+long."""
 
 
 class Filesystem:
-    """`mounts` are the reachable folders; relative paths start in the first."""
+    """The operations. `mounts` are the reachable folders; relative paths start in the first."""
 
     def __init__(self, mounts: Sequence[Mount], *, chunk: int = CHUNK) -> None:
         """`chunk` is the number of bytes per read."""
@@ -82,7 +83,7 @@ class Filesystem:
 
     def write(self, path: str, data: bytes, expected: str | None) -> WriteResult:
         if path.endswith("/"):
-            raise ToolFailed(f"{shown(path)} names a folder; choose the path of a file.")
+            raise ToolFailed(f"{shown(path)} is a folder; choose the path of a file.")
         with at(self.mounts, path, make=expected is None) as spot:
             return WriteResult(replace(spot, data, expected))
 
@@ -112,7 +113,7 @@ def _refuse_no_folder(spot: ResolvedPath) -> None:
 
 
 def _entry(step: WalkStep, path: str) -> FileEntry | None:
-    """Returns the entry that currently has this name; None if it is gone."""
+    """Returns the entry that currently has this name, or None if it no longer exists."""
     try:
         fd, status = open_reference(step.name, step.folder)
     except OSError:

@@ -1,9 +1,9 @@
 """Glob matching of paths.
 
 Matching time is at most proportional to the length of the path times the length of the glob, whatever they contain.
-`*`, `?` and `[…]` match within one name, `**` matches any number of folders, `{a,b}` one of several texts. A glob
-without a `/` matches names at every depth; one with a `/` matches whole paths relative to the searched folder; one that
-ends with a `/` matches everything below.
+`*`, `?` and `[…]` match within one name, `**` matches any number of folders, and `{a,b}` matches one of several texts.
+A glob without a `/` matches names at every depth; one with a `/` matches whole paths relative to the searched folder;
+one that ends with a `/` matches everything below.
 """
 
 import fnmatch
@@ -15,7 +15,7 @@ from tidegate.errors import ToolFailed
 
 LONGEST = 1000
 MOST_CHOICES = 64
-"""The maximum number of alternatives of `{…}`, which are tried one by one."""
+"""Maximum number of alternatives in `{…}`, which are tried one by one."""
 
 
 class Glob:
@@ -46,7 +46,7 @@ def _segments(text: str) -> list[_Segment]:
         if part in ("", "."):
             continue
         if part != "**":
-            # The translated pattern never backtracks over a star that has matched.
+            # The translated pattern never backtracks over a star that has already matched.
             segments.append(re.compile(fnmatch.translate(part)))
         elif not segments or segments[-1] is not None:
             segments.append(None)
@@ -54,11 +54,11 @@ def _segments(text: str) -> list[_Segment]:
 
 
 def _matches(segments: Sequence[_Segment], names: Sequence[str]) -> bool:
-    """Matches segment by segment, and keeps track of how many leading names the segments so far can match."""
+    """Matches segment by segment, keeping track of how many leading names the segments so far can match."""
     reached = {0}
     for place, segment in enumerate(segments):
         if segment is None:
-            first = min(reached) + (place == len(segments) - 1)  # `a/**` matches what is below a, not a itself
+            first = min(reached) + (place == len(segments) - 1)  # `a/**` matches everything below a, but not a itself
             reached = set(range(first, len(names) + 1))
         else:
             reached = {index + 1 for index in reached if index < len(names) and segment.match(names[index])}

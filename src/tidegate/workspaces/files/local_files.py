@@ -1,8 +1,8 @@
-"""The files of this machine below the mounts of a session.
+"""Files on this machine below a session's mounts.
 
-`LocalFiles` has the guarantees of `Filesystem` and acts with the rights of the session's user. The work is done in
-worker threads, which end soon after the caller is cancelled; a completed write is not undone. Nothing is kept between
-calls.
+`LocalFiles` has the same guarantees as `Filesystem` and acts with the rights of the session's user. The work is done in
+worker threads, which finish soon after the caller is cancelled; a completed write is not undone. Nothing is kept
+between calls.
 """
 
 import os
@@ -53,7 +53,7 @@ class _Opening:
 
 class LocalFiles:
     """`mounts` are the reachable folders; relative paths start in the first. The `helpers` of `spawner` limit the
-    number of concurrent searches. Files are accessed as `user`; None is the gateway's own user."""
+    number of concurrent searches. Files are accessed as `user`; None means the gateway's own user."""
 
     def __init__(
         self,

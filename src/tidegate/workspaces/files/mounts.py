@@ -1,14 +1,14 @@
-"""Path resolution by descriptor, starting at the folder of a mount.
+"""Path resolution by descriptor, starting at a mount's folder.
 
-The result of `at` is always below the folder of a mount, even if folders are replaced by links while it runs. Each step
+The result of `at` is always below a mount's folder, even if folders are replaced with links in the meantime. Each step
 opens one name in an open folder as a bare reference (`O_PATH`) that never follows a link, and inspects the opened file
-rather than its name; `..` returns to the previous folder of the walk. The target of a link is walked in the same way:
-links that stay inside the mounts are followed, others are refused. Only regular files are actually opened, through the
+rather than its name; `..` returns to the previous folder of the walk. A link's target is walked in the same way: links
+that stay inside the mounts are followed, all others are refused. Only regular files are actually opened, through the
 reference, so no pipe blocks and no device is touched. All descriptors are closed at the end of the block. The functions
 block and belong in worker threads.
 
-(A hard link is the file itself and is treated as such. The folder of a mount may be a link, since the operator named
-it.)
+(A hard link is the file itself and is treated as such. A mount's folder may be a link, since it was named by the
+operator.)
 """
 
 import errno
@@ -26,22 +26,22 @@ from tidegate.workspaces.files.protected_paths import is_protected
 
 LONGEST_PATH = 4096
 DEEPEST = 128
-"""The maximum depth of a path. Each level needs a descriptor during the walk."""
+"""Maximum depth of a path. Each level needs a descriptor during the walk."""
 
 MOST_LINKS = 40
-"""The maximum number of links in a path, the same as the kernel's."""
+"""Maximum number of links in a path, the same as in the kernel."""
 
 SHOWN_PATH = 200
 _REFERENCE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FolderMissing(ToolFailed):
-    """A folder on the way to the path does not exist."""
+    """A folder on the path does not exist."""
 
 
 class Mount(Frozen, frozen=True):
-    """A folder of this machine and the path under which commands see it. In a `guarded` folder, files
-    that other programs execute are not written: it belongs to the user, or commands there run without a sandbox."""
+    """A folder on this machine and the path under which commands see it. In a `guarded` folder, files that other
+    programs execute are not written, because the folder belongs to the user or commands there run without a sandbox."""
 
     inner: str
     folder: Path
@@ -51,9 +51,9 @@ class Mount(Frozen, frozen=True):
 
 @dataclass
 class ResolvedPath:
-    """The result of resolving a path. `fd` is a descriptor of the file, or -1 if the file does not exist; then `parent`
-    is a descriptor of the folder in which `name` could be created. The function that yields this closes the
-    descriptors."""
+    """The result of resolving a path. `fd` is a descriptor for the file, or -1 if the file does not exist; in that
+    case, `parent` is a descriptor for the folder in which `name` could be created. The function that yields this closes
+    the descriptors."""
 
     path: str
     mount: Mount
@@ -92,7 +92,7 @@ def joined(folder: str, path: str) -> str:
 
 @contextmanager
 def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[ResolvedPath]:
-    """Resolves a path. With `make`, missing folders on the way are created."""
+    """Resolves a path. With `make`, missing folders on the path are created."""
     if not path or "\0" in path or len(path) > LONGEST_PATH:
         raise ToolFailed("The path must name a file or folder of the workspace.")
     walk = _Walk(mounts, path, make)
@@ -117,8 +117,8 @@ def open_file(spot: ResolvedPath) -> int:
 
 
 def open_reference(name: str, folder: int) -> tuple[int, os.stat_result]:
-    """Opens a reference to a name in a folder. Returns the descriptor, which the caller closes, and its stat result. A
-    link is not followed."""
+    """Opens a reference to a name in a folder. Returns the descriptor, which the caller closes, and its stat result.
+    Links are not followed."""
     fd = os.open(name, _REFERENCE, dir_fd=folder)
     try:
         return fd, os.fstat(fd)
@@ -205,7 +205,7 @@ class _Walk:
         self.close()
         self._mount = mount
         try:
-            with acting_as(gateway_user()):  # the folder may be where only the gateway's user can go
+            with acting_as(gateway_user()):  # the folder may be in a place that only the gateway's user can reach
                 self._folders.append(os.open(mount.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as error:
             raise ToolFailed(
@@ -215,10 +215,10 @@ class _Walk:
         return rest
 
     def _follow(self) -> list[str]:
-        """Returns the parts of the target of the link that was opened last."""
+        """Returns the parts of the target of the link opened last."""
         self._links += 1
         if self._links > MOST_LINKS:
-            raise ToolFailed(f"{shown(self.path)} leads through too many symbolic links, or in a circle.")
+            raise ToolFailed(f"{shown(self.path)} leads through too many symbolic links, or in circles.")
         link = self._folders.pop()
         try:
             target = link_target(link)
@@ -229,7 +229,7 @@ class _Walk:
         return self._start(target) if target.startswith("/") else _parts(target)
 
     def _missing(self, name: str) -> None:
-        """Creates a missing folder on the way, or raises FolderMissing."""
+        """Creates a missing folder on the path, or raises FolderMissing."""
         if not self.make:
             raise FolderMissing(f"There is no {shown(self.path)}; list_files shows what is there.")
         refuse_read_only(self.path, self._mount, self._folders[-1], name)
@@ -242,10 +242,10 @@ class _Walk:
 
 
 def refuse_read_only(path: str, mount: Mount, folder: int, name: str) -> None:
-    """Raises ToolFailed unless `name` may be written in this open folder of a mount."""
+    """Raises ToolFailed unless `name` may be written in this open folder inside a mount."""
     if not mount.writable:
         raise ToolFailed(f"{shown(path)} is in {shown(mount.inner)}, which is read-only; write elsewhere.")
-    with acting_as(gateway_user()):  # git's configuration may be where only the gateway's user can go
+    with acting_as(gateway_user()):  # git's configuration may be in a place that only the gateway's user can reach
         protected = mount.guarded and is_protected(str(mount.folder), folder, name)
     if protected:
         raise ToolFailed(

@@ -1,7 +1,7 @@
 """The names of project files that other programs execute: git configuration and hooks, settings of editors and shells.
 
 File tools never write these files, whatever path or link leads to them: `is_protected` checks the folder that was
-opened, not the requested path. In a sandbox those that exist are read-only (`workspaces.protected_mounts`). The check
+opened, not the requested path. In a sandbox, existing ones are read-only (`workspaces.protected_mounts`). The check
 blocks: it runs in worker threads and also, after the code has been sent there, on other machines.
 """
 
@@ -13,15 +13,15 @@ from pathlib import Path
 REPOSITORY = ".git"
 
 HEAD = "HEAD"
-"""The file by which git takes any folder for a repository, with a configuration of its own."""
+"""A file that makes git treat any folder as a repository with its own configuration."""
 
 NAMES_ANYWHERE = (
     ".envrc", ".vscode", ".idea", ".zed", ".helix", ".devcontainer", ".devcontainer.json", ".cursor/mcp.json",
     ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".dir-locals.el", ".dir-locals-2.el",
     ".mcp.json", ".claude/settings.json", ".claude/settings.local.json",
 )  # fmt: skip
-"""Names protected in every folder of the project. Programs read these files when they are started, or open a file, in
-that folder."""
+"""Names protected in every folder of a project. Programs read these files when they are started in that folder or open
+a file there."""
 
 NAMES = (
     *NAMES_ANYWHERE,
@@ -29,13 +29,14 @@ NAMES = (
     ".zshenv", ".zshrc", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", ".config/fish",
     ".gitconfig",
 )  # fmt: skip
-"""Names protected directly in the project folder. Those not in `NAMES_ANYWHERE` are read only from a home folder."""
+"""Names protected directly in the project folder. The names that are not in `NAMES_ANYWHERE` are read only from a home
+folder."""
 
 CONFIG_BYTES = 256 * 1024
-"""The maximum number of bytes of git's configuration that are read from one file."""
+"""Maximum number of bytes of git's configuration read from one file."""
 
 CONFIGURATIONS = 16
-"""The maximum number of configuration files of one repository, with those that they include."""
+"""Maximum number of configuration files per repository, including those that they include."""
 
 _NAMED = re.compile(
     rb'^[ \t]*(?:\[[^\]\r\n]*\][ \t]*)?(hookspath|path)[ \t]*=[ \t]*"?([^"#;\r\n]+)', re.IGNORECASE | re.MULTILINE
@@ -44,11 +45,11 @@ _NAMED = re.compile(
 
 def named_by_git(project: str, git_dir: str, read: Callable[[str], bytes]) -> list[str]:
     """Returns the paths in the project that a repository's configuration names as hooks (`core.hooksPath`) or as
-    further configuration (`include.path`), which may name more. `read` returns the content of a file, empty if there is
-    none."""
+    further configuration (`include.path`), which may name more. `read` returns a file's content, or an empty one if
+    there is no such file."""
     found: dict[str, None] = {}
     waiting = [f"{git_dir}/config", f"{git_dir}/config.worktree"]
-    for file in waiting:  # it grows
+    for file in waiting:  # the list grows
         for key, value in _NAMED.findall(read(file)):
             included = key.lower() == b"path"
             start = Path(file if included else git_dir).parent
@@ -62,7 +63,8 @@ def named_by_git(project: str, git_dir: str, read: Callable[[str], bytes]) -> li
 
 
 def is_protected(project: str, folder: int, name: str) -> bool:
-    """True if `name` in the open `folder` is protected. A folder that has left the project counts as protected."""
+    """True if `name` in the open `folder` is protected. A folder that has been moved out of the project counts as
+    protected."""
     root, parent = os.path.realpath(project), str(Path(f"/proc/self/fd/{folder}").readlink())
     if parent != root and not parent.startswith(f"{root}/"):
         return True

@@ -1,8 +1,8 @@
-"""The files of a session on another machine.
+"""A session's files on another machine.
 
-`RemoteFiles` has the guarantees of `LocalFiles`, because the same code runs on the other machine: each call sends the
-code into the session's sandbox, where it handles one request and exits. The size of a response is checked before it is
-read. Responses are only data: nothing that the other machine sends is executed here. Nothing is kept between calls.
+`RemoteFiles` has the same guarantees as `LocalFiles`, because the same code runs on the other machine: each call sends
+the code into the session's sandbox, where it handles one request and exits. The size of a response is checked before it
+is read. Responses are only data: nothing that the other machine sends is executed here. Nothing is kept between calls.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ SECONDS = 60.0
 """Time limit for one call, even for a large file."""
 
 SEARCH_SECONDS = 20.0
-"""Time limit for a search, the same as for a local one. If it is not enough, a narrower search works better."""
+"""Time limit for a search, the same as for a local one. If it is too short, a narrower search is the better option."""
 
 ANSWER_BYTES = 64 * 1024 * 1024
-"""Size limit of one response. The limits of the individual calls are far lower."""
+"""Maximum size of a response. The limits on individual calls are far lower."""
 
 OPENED_BYTES = 64 * 1024 * 1024
-"""Size limit of a file that is opened, since the file is copied to this machine."""
+"""Maximum size of a file that is opened, since it is copied to this machine."""
 
-_LENGTH_BYTES = 20  # of the line before an answer that holds its length
+_LENGTH_BYTES = 20  # in the line before an answer, which contains its length
 _WHY = 500  # characters of an error message
 _FILES = "tidegate.workspaces.files"
 _STANDINS = {
@@ -80,8 +80,8 @@ _MODULES = (
 
 
 class RemoteFiles:
-    """`open_sandbox` opens the session's sandbox. `read_only` are further folders on the other machine that may be
-    read. Opened files are copied to `folder` on this machine."""
+    """A session's files on another machine. `open_sandbox` opens the session's sandbox. `read_only` are additional
+    folders there that may be read. Opened files are copied to `folder` on this machine."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class RemoteFiles:
             return answer.result(Listing)
 
     async def search(self, path: str, query: SearchQuery) -> SearchResult:
-        # The other machine has only Python's engine, so the pattern is checked here.
+        # The other machine only has Python's engine, so the pattern is checked here.
         await to_thread.run_sync(
             lambda: read_pattern(query.pattern, literal=query.literal, ignore_case=query.ignore_case)
         )
@@ -155,7 +155,7 @@ class RemoteFiles:
         child = await sandbox.spawn(shell_script.frame(BOOTSTRAP), new_id("f"))
         try:
             async with asyncio.timeout(SECONDS):
-                with contextlib.suppress(ToolFailed):  # then its output says why
+                with contextlib.suppress(ToolFailed):  # if this fails, the output says why
                     await child.write(sent + b"%d\n%s" % (len(request), request) + data)
                 yield await _Answer.of(child)
         except TimeoutError:
@@ -167,7 +167,7 @@ class RemoteFiles:
 
 
 class _AnswerHeader(Frozen, frozen=True):
-    """The header of a response: the result and the number of bytes that follow, or the error."""
+    """A response's header: the result and the number of bytes that follow, or the error."""
 
     result: Any = None
     bytes: int = 0
@@ -175,7 +175,7 @@ class _AnswerHeader(Frozen, frozen=True):
 
 
 class _Answer:
-    """The response of the other machine, with the data that follows the header."""
+    """The other machine's response, with the data that follows the header."""
 
     def __init__(self, child: "Child", header: _AnswerHeader, rest: bytes) -> None:
         self._child = child
@@ -213,7 +213,7 @@ class _Answer:
         while self._left > 0:
             piece, self._rest = self._rest or await self._child.read(), b""
             if not piece:
-                raise ToolFailed("The file was changed while it was read: read it again.")
+                raise ToolFailed("The file was changed while it was being read; read it again.")
             self._left -= len(piece)
             yield piece
 

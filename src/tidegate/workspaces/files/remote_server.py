@@ -1,8 +1,8 @@
-"""The program that answers one file request on the machine that has the files.
+"""The program that answers one file request on the machine with the files.
 
-It behaves like `LocalFiles`, because it is sent together with the same modules, and exits after one response. It
-reaches the same folders as a command of the session: the working folder, the session's home and its temporary folder,
-plus the folders listed as readable.
+It behaves like `LocalFiles`, because it is sent together with the same modules, and exits after one response. It can
+reach the same folders as the session's commands: the working folder, the session's home and its temporary folder, and
+the folders listed as readable.
 
 A request is a JSON frame followed by the bytes to write; a response is a JSON frame followed by the bytes that were
 read.
@@ -46,9 +46,9 @@ def serve() -> None:
 
 
 def _mounts(read_only: list[str]) -> list[Mount]:
-    # lint: allow it is the environment of a command, in which this runs
+    # lint: allow this runs in a command's environment
     work, home, temporary = Path.cwd(), Path(os.environ["HOME"]), Path(os.environ["TMPDIR"])
-    return [  # the same as those of `local`: commands run there without a sandbox
+    return [  # the same as for `local`, since commands run there without a sandbox
         Mount(inner=str(work), folder=work, guarded=True),
         Mount(inner=str(home), folder=home, writable=False),
         Mount(inner=str(temporary), folder=temporary),
@@ -86,12 +86,12 @@ _CLASSES = {
     "space": r"\s", "upper": "A-Z", "word": r"\w", "xdigit": "0-9A-Fa-f",
 }  # fmt: skip
 _DIFFERENT = re.compile(r"\\.|\[:(\^?\w+):\]|\{(?=,)", re.DOTALL)
-"""Syntax that Python reads differently from the engine that has accepted the pattern."""
+"""Syntax that Python interprets differently from the engine that has accepted the pattern."""
 
 
 class _PythonPattern:
-    """A pattern that RE2 has accepted, for machines that have only Python's engine. It finds the same lines, except
-    that case is ignored in ASCII letters only. Syntax that Python does not have is refused."""
+    """A pattern that RE2 has accepted, for machines that only have Python's engine. It finds the same lines, except
+    that case is ignored only for ASCII letters. Syntax that Python does not support is refused."""
 
     whole_lines = True
 
@@ -110,7 +110,7 @@ class _PythonPattern:
             begins = data.rfind(b"\n", 0, start) + 1
             ends = data.find(b"\n", start)
             ends = len(data) if ends < 0 else ends
-            # An undecodable byte becomes one character, so that places in the text can be converted to bytes.
+            # An undecodable byte becomes one character, so that positions in the text can be converted to bytes.
             line, skipped = _text(data[begins:ends]), len(_text(data[begins:start]))
             if (found := self._pattern.search(line, skipped)) is not None:
                 return begins + len(_bytes(line[: found.start()])), begins + len(_bytes(line[: found.end()]))

@@ -1,9 +1,9 @@
-"""Walking the entries below a folder.
+"""A walk through the entries below a folder.
 
 Entries always come in the same order: sorted by bytes, with each folder before its contents. No link is followed: each
-folder is opened by name in an open folder. At most `DEEPEST` descriptors are open and at most `FOLDER_ENTRIES` names of
-a folder are in memory; entries left out because of a limit are reported. The walk blocks: it belongs in worker threads,
-and it ends when the caller is cancelled.
+folder is opened by name in an open folder. At most `DEEPEST` descriptors are open, and at most `FOLDER_ENTRIES` names
+from a folder are in memory; entries left out because of a limit are reported. The walk blocks, so it belongs in worker
+threads; it stops when the caller is cancelled.
 """
 
 import os
@@ -16,10 +16,10 @@ from tidegate.workspaces.files.file_values import HEAVY, FileFilter, Kind
 from tidegate.workspaces.files.mounts import DEEPEST
 
 FOLDER_ENTRIES = 20_000
-"""The maximum number of names in a folder, since they must be in memory to be sorted."""
+"""Maximum number of names in a folder, since they must be in memory to be sorted."""
 
 MOST_ENTRIES = 100_000
-"""The maximum number of entries examined in one walk, which takes about a second on an ordinary disk."""
+"""Maximum number of entries examined in one walk, which takes about a second on an ordinary disk."""
 
 NAMED_LEFT_OUT = 10
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,7 +27,7 @@ _READING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class WalkStep(NamedTuple):
-    """One entry. `folder` is the descriptor of its folder, valid until the next step is requested."""
+    """One entry. `folder` is a descriptor for its folder, valid until the next step is requested."""
 
     path: str
     folder: int
@@ -87,7 +87,7 @@ class FolderWalk:
             return None
         try:
             return os.open(name, _FOLDER, dir_fd=folder)
-        except OSError:  # it is gone, or no longer a folder
+        except OSError:  # it no longer exists, or is no longer a folder
             return None
 
     def _names(self, folder: int) -> Iterator[tuple[str, Kind]]:

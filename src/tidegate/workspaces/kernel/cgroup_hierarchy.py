@@ -1,7 +1,7 @@
-"""The kernel's names in the control group hierarchies of both versions.
+"""The kernel's names in control group hierarchies of both versions.
 
-Pure functions over text: they find the hierarchies of a process in two files of the kernel, and name the files that set
-and count a limit for each version and controller.
+Pure functions on text: they find a process's hierarchies in two of the kernel's files, and name the files that set and
+count a limit for each version and controller.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tidegate.workspaces.backends.interface import SandboxLimits
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType({"pids": "processes", "memory": "memory_bytes"})
-"""The setting whose limit each controller enforces."""
+"""The setting that each controller enforces."""
 
 PROCESSES = "cgroup.procs"
 """The file that lists a group's processes; a process joins by writing 0 to it."""
@@ -27,7 +27,7 @@ class CgroupTree(NamedTuple):
 
 
 class GroupSetting(NamedTuple):
-    """A value written to a file of a new group. The file may be missing unless the setting is `needed`."""
+    """A value written to a file in a new group. The file may be missing unless the setting is `needed`."""
 
     file: str
     value: str
@@ -35,8 +35,8 @@ class GroupSetting(NamedTuple):
 
 
 def settings(version: int, controller: str, limits: SandboxLimits) -> tuple[GroupSetting, ...]:
-    """Returns the values to write for each limit. Swap counts as memory, so that a group that is out of memory cannot
-    continue in swap."""
+    """Returns the values to write for each limit. Swap counts as memory, so that a group that has run out of memory
+    cannot continue in swap."""
     if controller == "pids":
         return (GroupSetting("pids.max", str(limits.processes)),)
     most = str(limits.memory_bytes)
@@ -48,16 +48,16 @@ def settings(version: int, controller: str, limits: SandboxLimits) -> tuple[Grou
 
 
 def counter(version: int, controller: str) -> tuple[str, str]:
-    """Returns the file that counts how often a limit was hit, and the key of that number in the file."""
+    """Returns the file that counts how often a limit was hit, and the key for that number in the file."""
     if controller == "pids":
         return "pids.events", "max"
     return ("memory.oom_control" if version == 1 else "memory.events"), "oom_kill"
 
 
 def trees(cgroup: str, mountinfo: str) -> tuple[CgroupTree, ...]:
-    """Returns the hierarchies of a process, from the texts of /proc/self/cgroup and /proc/self/mountinfo. These are the
-    version 1 hierarchies that have our controllers or, if there are none, the version 2 hierarchy with all controllers
-    that it may have."""
+    """Returns a process's hierarchies, based on the content of /proc/self/cgroup and /proc/self/mountinfo. These are
+    the version 1 hierarchies that have our controllers or, if there are none, the version 2 hierarchy with all
+    controllers that it may have."""
     mounts = list(_mounts(mountinfo))
     found = []
     for line in cgroup.splitlines():
@@ -80,7 +80,7 @@ class _Mount(NamedTuple):
     options: frozenset[str]
 
     def place(self, path: str) -> Path | None:
-        """Returns the folder of a control group under this mount, or None if the mount does not include it."""
+        """Returns a control group's folder under this mount, or None if the mount does not include it."""
         inner = "" if path == self.root else path.removeprefix(f"{self.root.rstrip('/')}/")
         return None if inner == path or ".." in inner.split("/") else self.point / inner
 

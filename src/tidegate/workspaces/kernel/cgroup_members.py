@@ -1,7 +1,7 @@
 """The processes in a control group: listed, counted and signalled through the kernel's files.
 
-A signal reaches the exact process that was found in the group, or none; a process that has ended by then is not an
-error. Zombies are not counted. All functions block, if only on the kernel, and belong in worker threads.
+A signal reaches exactly the process that was found in the group, or none; it is not an error if the process has exited
+by then. Zombies are not counted. All functions block, if only on the kernel, and belong in worker threads.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def write(path: Path, value: str) -> None:
 def count(folder: Path, file: str, word: str) -> int:
     """Returns the number that follows a key in a file; 0 if there is none."""
     try:
-        fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)  # lint: allow it is in the kernel's memory
+        fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)  # lint: allow this is in the kernel's memory
         try:
             lines = os.read(fd, _COUNTS_BYTES).decode().splitlines()
         finally:
@@ -36,16 +36,17 @@ def count(folder: Path, file: str, word: str) -> int:
 
 
 def members(folder: Path) -> list[int]:
-    """Returns the processes of this group, without those of the groups below it."""
+    """Returns the processes in this group, without those in the groups below it."""
     try:
-        # 0 stands for a process of another namespace
+        # 0 stands for a process in another namespace
         return [int(pid) for pid in (folder / PROCESSES).read_text().split() if pid != "0"]
     except OSError:
         return []
 
 
 def send(folder: Path, number: int, besides: int | None = None) -> int:
-    """Signals every process in a group and the groups below it, except `besides`. Returns how many were signalled."""
+    """Signals every process in a group and in the groups below it, except `besides`. Returns how many were
+    signalled."""
     found = [pid for here, _, _ in os.walk(folder) for pid in members(Path(here)) if pid != besides]
     return sum(_send(pid, number, folder.name) for pid in found)
 
@@ -58,16 +59,16 @@ def kill(folder: Path) -> None:
 
 
 def block_new(folder: Path) -> None:
-    """Stops new processes from starting in the group where this is possible, so that the existing ones can be killed
-    one by one."""
+    """Where possible, prevents new processes from starting in the group, so that the existing ones can be killed one by
+    one."""
     with contextlib.suppress(OSError):
         write(folder / "pids.max", "0")
 
 
 def try_remove(folder: Path) -> bool:
-    """Tries to remove a group and the groups below it; returns true if the group is gone."""
+    """Tries to remove a group and the groups below it; returns true if the group no longer exists."""
     for here, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):  # killed processes are still ending
+        with contextlib.suppress(OSError):  # killed processes are still exiting
             Path(here).rmdir()
     return not folder.exists()
 
@@ -84,7 +85,7 @@ def _send(pid: int, number: int, name: str) -> bool:
             return False
         signal.pidfd_send_signal(process, number)
     except OSError:
-        return False  # it has ended, or we may not signal it
+        return False  # it has exited, or we may not signal it
     finally:
         os.close(process)
     return True

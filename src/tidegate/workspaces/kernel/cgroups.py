@@ -1,17 +1,17 @@
-"""Control groups: limits of a workspace that the kernel enforces, and the most reliable way to end everything in it.
+"""Control groups: limits on a workspace that the kernel enforces, and the most reliable way to kill everything in it.
 
-Where this gateway may create groups, each sandbox gets one below the gateway's own group, so limits of the gateway also
+Where this gateway may create groups, each sandbox gets one below the gateway's own group, so limits on the gateway also
 apply to its workspaces. A process cannot leave its group by forking. A group never has more processes than its limit,
 and the kernel kills processes that exceed its memory. A process joins its group before it becomes the agent's command,
 so no part of the command ever runs outside the group. Each command has a leaf group below its sandbox's group, so a
-signal reaches exactly the processes of that command, even if they left their process group, session or environment.
-`Cgroup.end` kills everything in the group and removes it. The name of a group contains a digest of the home folder.
-Leftovers of a killed gateway are recognised by this name, and other groups are never touched. Where no group may be
+signal reaches exactly that command's processes, even if they have left their process group, session or environment.
+`Cgroup.end` kills everything in the group and removes it. A group's name contains a digest of the home folder.
+Leftovers of a killed gateway are recognised by this name, and other groups are never touched. Where no groups may be
 created, `kernel_limits` is empty. Functions that are not `async` block and belong in worker threads.
 
 Both versions of the kernel's interface are supported. Version 1 has a hierarchy per controller, version 2 a single one.
-In version 2 a group with processes may have no groups with limits below it, so the gateway first moves itself into a
-group named `gateway`. It does so only where the hierarchy was delegated to it (systemd: `Delegate=yes`).
+In version 2, a group with processes must not have groups with limits below it, so the gateway first moves itself into a
+group named `gateway`. It does so only if the hierarchy was delegated to it (systemd: `Delegate=yes`).
 """
 
 import contextlib
@@ -43,10 +43,10 @@ from tidegate.workspaces.kernel.cgroup_members import block_new, count, kill, me
 log = Log(__name__)
 
 END_SECONDS = 5.0
-"""Time limit for killed processes to end, so that their group can be removed."""
+"""Time limit for killed processes to exit, so that their group can be removed."""
 
 GATEWAY_GROUP = "gateway"
-"""The group into which the gateway moves itself. `DelegateSubgroup=` of systemd may also name this group."""
+"""The group into which the gateway moves itself. systemd's `DelegateSubgroup=` may also name this group."""
 
 GROUP_REMOVED = (
     "The control group of the workspace's commands was removed from outside. The next command creates it again."
@@ -55,15 +55,15 @@ GROUP_REMOVED = (
 JOIN_SCRIPT = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; exec "$@"'
 """A shell script that joins the groups whose files are listed before `--` and then becomes the command after `--`."""
 
-_LOOKS = 20  # attempts to remove a leaf whose last process is just ending
+_LOOKS = 20  # attempts to remove a leaf whose last process is just exiting
 _LOOK_SECONDS = 0.005  # between two such attempts
 _STEPS = 5  # attempts to move the gateway, while its helper processes come and go
 _SYSTEMD = Path("/run/systemd/system")  # exists where systemd runs
-_DELEGATED = ("user.delegate", "trusted.delegate")  # how systemd marks a delegated group
+_DELEGATED = ("user.delegate", "trusted.delegate")  # attributes with which systemd marks delegated groups
 
 
 class Cgroups:
-    """The groups of one gateway, identified by its `home`."""
+    """One gateway's groups, identified by its `home`."""
 
     def __init__(self, home: Path) -> None:
         self.prefix = f"tidegate-{owner_of(home)}-"
@@ -72,17 +72,17 @@ class Cgroups:
         self._numbers = itertools.count()
         self._living: set[str] = set()
         self.kernel_limits: frozenset[str] = frozenset()
-        """The settings whose limits are enforced by groups; known once `detect` has returned."""
+        """The settings enforced with groups; known once `detect` has returned."""
 
     def detect(self) -> None:
-        """Finds out where groups can be created. Only the first call does this."""
+        """Finds out where groups can be created. Only the first call does anything."""
         with self._lock:
             if self._trees is None:
                 self._trees = tuple(_usable(f"{self.prefix}{os.getpid()}-try"))
                 self.kernel_limits = _settings_of(self._trees)
 
     async def make(self, limits: SandboxLimits) -> "Cgroup | None":
-        """Creates a group; None if no group can be created at all or at the moment."""
+        """Creates a group. Returns None if no group can be created at all or at the moment."""
         await to_thread.run_sync(self.detect)
         if not self._trees:
             return None
@@ -106,13 +106,14 @@ class Cgroups:
         return group
 
     def sweep(self) -> None:
-        """Ends and removes the groups of this home that no sandbox owns: leftovers of a killed gateway."""
+        """Kills everything in this home's groups that no sandbox owns, which are leftovers of a killed gateway, and
+        removes them."""
         self.detect()
         trees = self._trees or ()
         with self._lock:
             left = {name for tree in trees for name in _names(tree.folder, self.prefix)} - self._living
         for name in left:
-            log.info("a control group of the last gateway is removed", group=name)
+            log.info("a control group left by the previous gateway is removed", group=name)
             Cgroup(name, trees, self._forget).end()
 
     def _forget(self, name: str) -> None:
@@ -121,8 +122,7 @@ class Cgroups:
 
 
 class Cgroup:
-    """The group of one sandbox. It owns the folders with its name, one per hierarchy, and the leaf groups below
-    them."""
+    """A sandbox's group. It owns the folders with its name, one per hierarchy, and the leaf groups below them."""
 
     def __init__(self, name: str, trees: tuple[CgroupTree, ...], forget: Callable[[str], None]) -> None:
         self.name = name
@@ -143,7 +143,7 @@ class Cgroup:
         """The files to which a process writes 0 to join."""
 
     def create(self, limits: SandboxLimits) -> None:
-        """Creates the group with these limits. Does nothing if the group was already ended."""
+        """Creates the group with these limits. Does nothing if `end` has already been called."""
         with self._lock:
             if self._over:
                 return
@@ -171,13 +171,13 @@ class Cgroup:
 
     @property
     def joinable(self) -> bool:
-        """True if the group can still be joined: an empty group may have been removed from outside."""
+        """True if the group can still be joined, since an empty group may have been removed from outside."""
         return all(os.access(path, os.W_OK) for path in self.joins)
 
     @property
     def limit_events(self) -> LimitEvents:
-        """How often the group's limits were hit; after the group has ended, the last known numbers. Version 1 counts a
-        refusal in the group of the refused process, version 2 in the group with the limit."""
+        """How often the group's limits were hit; once the group has been removed, the last known numbers. Version 1
+        counts a refusal in the refused process's group, version 2 in the group with the limit."""
         felt = {
             controller: count(folder, *counter(tree.version, controller))
             for tree, folder in zip(self._trees, self._folders, strict=True)
@@ -194,7 +194,7 @@ class Cgroup:
         return count(folder, *counter(self._trees[self._counting].version, "pids"))
 
     def end(self) -> bool:
-        """Kills everything in the group and removes it; false if that fails. May be called again."""
+        """Kills everything in the group and removes it. Returns false if this fails. May be called again."""
         self._felt = self.limit_events
         until = time.monotonic() + END_SECONDS
         with self._lock:
@@ -208,8 +208,8 @@ class Cgroup:
             else:
                 self._forget(self.name)
                 return True
-        self._forget(self.name)  # the next sweep tries again
-        log.error("the processes in a control group cannot be ended", group=self.name)
+        self._forget(self.name)  # the next sweep will try again
+        log.error("the processes in a control group cannot be killed", group=self.name)
         return False
 
     def _ended(self, folder: Path) -> bool:
@@ -218,7 +218,7 @@ class Cgroup:
 
 
 class CommandGroup:
-    """The leaf group of one command. Everything in it was started by that command and no other."""
+    """A command's leaf group. Everything in it was started by that command and no other."""
 
     def __init__(self, folder: Path, joins: tuple[str, ...], dropped: "Callable[[CommandGroup], None]") -> None:
         self.folder = folder
@@ -232,7 +232,7 @@ class CommandGroup:
 
     def kill(self, besides: int | None = None) -> int:
         """Kills every process in the group except one and prevents new ones. Returns how many were killed."""
-        self._dropped(self)  # refusals from now on are not a limit that was hit
+        self._dropped(self)  # from now on, refusals do not mean that a limit was hit
         block_new(self.folder)
         return send(self.folder, signal.SIGKILL, besides)
 
@@ -248,7 +248,7 @@ class CommandGroup:
 @contextlib.asynccontextmanager
 async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | None]:
     """Creates a leaf group for a command that is started in the block and owns the group from then on. Yields None if
-    there are no groups. If the block fails, the leaf is removed."""
+    there are no groups. If the block fails, the leaf group is removed."""
     try:
         leaf = None if group is None else await to_thread.run_sync(group.leaf)
     except OSError as error:
@@ -265,8 +265,8 @@ async def command_group(group: Cgroup | None) -> AsyncIterator[CommandGroup | No
 
 
 def delegated_tree(tree: CgroupTree) -> CgroupTree | None:
-    """Prepares the version 2 hierarchy so that groups with limits can be created in it, and returns it; None if we may
-    not change it."""
+    """Prepares the version 2 hierarchy so that groups with limits can be created in it, and returns it, or None if we
+    may not change it."""
     own = tree.folder
     root = own.parent if own.name == GATEWAY_GROUP else own
     try:
@@ -309,7 +309,7 @@ def _move_gateway_aside(root: Path) -> None:
 
 
 def _usable(name: str) -> Iterator[CgroupTree]:
-    """Yields the hierarchies in which this process can create groups. `name` is the name of a group created as a
+    """Yields the hierarchies in which this process can create groups. `name` is the name for a group created as a
     test."""
     try:
         found = trees(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
@@ -349,8 +349,8 @@ def _parent(pid: int) -> int:
 
 def _is_delegated(folder: Path) -> bool:
     """True if systemd delegated the group to us. Older versions of systemd mark this with an attribute that only root
-    can read. Otherwise the owner of the group decides: an ordinary user owns a service's group only if it was
-    delegated, except in the user's own systemd instance."""
+    can read. If it cannot be read, the group's owner is decisive: an ordinary user owns a service's group only if it
+    was delegated, except in the user's own systemd instance."""
     if any(_attribute(folder, name) == b"1" for name in _DELEGATED):
         return True
     me = os.geteuid()

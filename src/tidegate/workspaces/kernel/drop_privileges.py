@@ -3,8 +3,8 @@
     python -I -S drop_privileges.py UID GID [FOLDER...] -- COMMAND...
 
 The command runs as that user, without other groups or capabilities, and reaches the folders by their own paths, even
-below a folder that the user may not enter, such as the gateway's home. For this purpose it gets its own mount
-namespace. There the first closed folder on the way is covered by an empty one that contains only these folders, so
+below a folder that the user may not enter, such as the gateway's home. For this purpose, it gets its own mount
+namespace, in which the first closed folder on the path is covered by an empty one that contains only these folders, so
 everything else in it stays closed. Other processes are not affected. The program imports nothing from Tidegate.
 """
 
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 _CLONE_NEWNS = 0x20000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 4096, 16384, 1 << 19
-_COVER = b"mode=0711,size=64k"  # of the empty folder, which holds names and no content
+_COVER = b"mode=0711,size=64k"  # for the empty folder, which contains only names
 _FAILED = 125  # the conventional exit code of a launcher that cannot start its program
 
 _library = ctypes.CDLL(None, use_errno=True)
@@ -44,7 +44,7 @@ def _effectively(uid: int, gid: int) -> Iterator[None]:
 
 
 def _closed(path: str, uid: int, gid: int) -> str:
-    """Returns the first folder on the way to a path that the user may not enter; empty if there is none."""
+    """Returns the first folder on a path that the user may not enter, or an empty string if there is none."""
     above = "/"
     with _effectively(uid, gid):
         for part in path.split("/")[1:-1]:
@@ -59,7 +59,7 @@ def _closed(path: str, uid: int, gid: int) -> str:
 
 
 def open_up(folders: list[str], uid: int, gid: int) -> None:
-    """Lets the user reach those of the folders that exist. Only this process and its children are affected."""
+    """Makes those folders that exist accessible to the user. Only this process and its children are affected."""
     paths = [os.path.realpath(folder) for folder in folders if os.path.exists(folder)]
     if not any(_closed(path, uid, gid) for path in paths):
         return
@@ -67,7 +67,7 @@ def open_up(folders: list[str], uid: int, gid: int) -> None:
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
     held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths}  # before they are covered
     here = os.getcwd()
-    before = os.umask(0o066)  # folders that can be passed through but not listed
+    before = os.umask(0o066)  # folders that can be traversed but not listed
     covered: list[str] = []
     for path, fd in held.items():
         if closed := _closed(path, uid, gid):

@@ -1,7 +1,8 @@
 """Processes as the kernel shows them in `/proc`.
 
-A process that ends while it is inspected counts as gone and is not an error; so does a zombie. A process is identified
-by its id and start time together, since ids are reused. A signal reaches the exact process that was inspected, or none.
+A process that exits while it is being inspected, or is a zombie, counts as nonexistent; this is not an error. A process
+is identified by its id together with its start time, since ids are reused. A signal reaches exactly the process that
+was inspected, or none.
 """
 
 import contextlib
@@ -16,11 +17,11 @@ from typing import NamedTuple
 from tidegate.workspaces.backends.interface import MARK, SandboxLimits, SandboxUsage
 
 _STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19  # of a stat file, counted after the command's name
-_READ = 64 * 1024  # read from one file of a process at once
-_MOST_ENVIRONMENT = 4 * 1024 * 1024  # of a process; the kernel gives a new one a few megabytes at most
+_READ = 64 * 1024  # bytes read at a time from a process's file
+_MOST_ENVIRONMENT = 4 * 1024 * 1024  # of a process; the kernel gives a new one at most a few megabytes
 _KIB = 1024
 _BLOCK = 512  # the unit of st_blocks on every system
-_MOST_MAPS = 64 * 1024 * 1024  # of one process: more than the kernel's 65530 mappings take
+_MOST_MAPS = 64 * 1024 * 1024  # of one process: more than the kernel's maximum of 65530 mappings takes
 _MAP_LINE = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S{4} [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
 _DELETED = b" (deleted)"
 _DELETED_LINE = re.compile(rb"^.*" + re.escape(_DELETED) + rb"$", re.MULTILINE)
@@ -30,11 +31,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 MOST_DESCRIPTORS = 100_000
-"""The maximum number of descriptors inspected for all processes of a sandbox together; more would take seconds."""
+"""Maximum number of descriptors inspected for all of a sandbox's processes together; more would take seconds."""
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns the start time of a process in kernel ticks; None if there is no such process."""
+    """Returns a process's start time in kernel ticks, or None if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         fields = _stat(process)
     return int(fields[_START_FIELD]) if fields else None
@@ -58,7 +59,7 @@ def ancestors(pid: int) -> frozenset[int]:
 
 
 def program_name(pid: int) -> str:
-    """Returns the name of the program that a process runs; empty if there is no such process."""
+    """Returns the name of the program that a process is running, or an empty string if there is no such process."""
     with _held(f"/proc/{pid}", None) as process:
         return _contents(process, "comm").decode(errors="replace").strip()
 
@@ -68,13 +69,13 @@ _INODE_BYTES = 1024
 _OBJECT_BYTES = 512  # of a message queue, a set of semaphores or a segment
 _MESSAGE_BYTES = 64
 _SEMAPHORE_BYTES = 128
-"""The kernel's memory for one object of each kind, rounded up: none of it belongs to a process. The kernel by default
-allows gigabytes of each."""
+"""The kernel's memory for one object of each kind, rounded up. None of it belongs to a process, and by default, the
+kernel allows gigabytes of each."""
 
 
 class ProcessTable:
-    """The processes shown by a folder like /proc, or those listed by `names`. It owns the descriptor of the folder. The
-    descriptor is not used after `close`, since its number may belong to another file by then."""
+    """The processes shown in a folder like /proc, or those listed by `names`. It owns the folder's descriptor, which is
+    not used after `close`, since its number may belong to another file by then."""
 
     def __init__(self, folder: str, names: Callable[[], Iterable[str]] | None = None) -> None:
         self._folder = os.open(folder, _FOLDER)  # lint: allow it is in the kernel's memory
@@ -88,16 +89,16 @@ class ProcessTable:
             self._folder = -1
 
     def ids(self) -> frozenset[str]:
-        """Returns the process ids, as they are numbered in this folder's namespace."""
+        """Returns the process ids, as numbered in this folder's namespace."""
         with self._lock:
             return frozenset(id for id, _ in self._processes())
 
     def load(self, limits: SandboxLimits, *, places: Iterable[str] = (), beside: int = 0) -> SandboxUsage:
         """Returns the combined usage of the processes, including the kernel's memory for their address spaces. `places`
-        are file systems in memory, named relative to this folder. `beside` is the size in bytes of memory that belongs
-        to no process. Shared memory counts in full for every process that maps it. If the sum exceeds the limit, each
-        process counts only its share, which takes longer to read. If there are too many processes, only their number is
-        returned."""
+        are in-memory file systems, named relative to this folder. `beside` is the size in bytes of memory that belongs
+        to no process. Shared memory counts in full for every process that maps it. If the sum exceeds the limit, only
+        each process's share is counted, which takes longer to read. If there are too many processes, only their number
+        is returned."""
         with self._lock:
             if (count := len(self._names())) > limits.processes:
                 return SandboxUsage(processes=count)
@@ -151,8 +152,8 @@ class ProcessTable:
         return reached
 
     def _processes(self) -> Iterator[tuple[str, int]]:
-        """Yields each living process with a descriptor of its folder. Reading and signalling through this descriptor
-        never reach another process."""
+        """Yields each living process with a descriptor for its folder. Reading and signalling through this descriptor
+        never reaches another process."""
         for name in self._names():
             with _held(name, self._folder) as process:
                 fields = _stat(process)
@@ -166,13 +167,13 @@ class ProcessTable:
             if self._chosen is not None:
                 return list(self._chosen())
             return [name for name in os.listdir(self._folder) if name.isdecimal()]  # noqa: PTH208 it has no path
-        except OSError:  # the namespace is gone, with everything in it
+        except OSError:  # the namespace no longer exists, nor does anything in it
             return []
 
 
 @contextlib.contextmanager
 def _held(name: str, folder: int | None) -> Iterator[int]:
-    """Opens a folder, such as that of a process, for the block. Yields the descriptor, or -1 if the folder cannot be
+    """Opens a folder, such as a process's, for the block. Yields the descriptor, or -1 if the folder cannot be
     opened."""
     try:
         fd = os.open(name, _FOLDER, dir_fd=folder)
@@ -187,7 +188,7 @@ def _held(name: str, folder: int | None) -> Iterator[int]:
 
 def _stat(process: int) -> list[bytes]:
     """Returns the fields of the `stat` file that follow the name, since a name may contain any character. Empty if the
-    process is gone."""
+    process has exited."""
     return _contents(process, "stat").rpartition(b") ")[2].split()
 
 
@@ -196,12 +197,12 @@ def _carries(process: int, mark: str) -> bool:
 
 
 class UnnamedFiles:
-    """Files without a name that processes hold open, each counted once: memfds, which are in memory, and deleted files,
-    which occupy the disk until they are closed. Files on `counted` devices are already counted elsewhere."""
+    """Files without a name that processes have open, each counted once: memfds, which are in memory, and deleted files,
+    which take up disk space until they are closed. Files on `counted` devices are already counted elsewhere."""
 
     def __init__(self, counted: frozenset[int]) -> None:
         self._counted = counted
-        self._sizes: dict[tuple[int, int], int] = {}  # lint: allow it is bounded, and kept for one measurement
+        self._sizes: dict[tuple[int, int], int] = {}  # lint: allow bounded, and kept only for one measurement
         self._anonymous = _anonymous_device()
         self.descriptors = 0
         self.mappings = 0
@@ -219,17 +220,17 @@ class UnnamedFiles:
         return device in self._counted or (device, inode) in self._sizes
 
     def add(self, process: int) -> None:
-        """Adds the files that a process holds open. Nothing is added beyond `MOST_DESCRIPTORS`."""
+        """Adds the files that a process has open. Nothing is added beyond `MOST_DESCRIPTORS`."""
         with _held("fd", process if process >= 0 else None) as folder:
             try:
                 names = [] if folder < 0 else os.listdir(folder)  # noqa: PTH208 it has no path
-            except OSError:  # the process has ended meanwhile
+            except OSError:  # the process has exited in the meantime
                 names = []
             self.descriptors += len(names)
             if self.descriptors > MOST_DESCRIPTORS:
                 return
             for name in names:
-                with contextlib.suppress(OSError):  # closed meanwhile
+                with contextlib.suppress(OSError):  # closed in the meantime
                     found = os.stat(name, dir_fd=folder)
                     if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                         self._add(found.st_dev, found.st_ino, found.st_blocks * _BLOCK)
@@ -279,8 +280,8 @@ def _anonymous_device() -> int:
 
 
 def ipc_bytes(listed: bytes) -> int:
-    """Returns the size of System V shared memory (also swapped out), message queues and semaphores, from the text of
-    the files in /proc/sysvipc. Each of them begins with the names of its columns."""
+    """Returns the size of System V shared memory (including swapped-out memory), message queues and semaphores, from
+    the content of the files in /proc/sysvipc. Each of them begins with the names of its columns."""
     names: list[bytes] = []
     total = 0
     for line in listed.splitlines():
@@ -297,7 +298,7 @@ _SIZES = {b"rss": 1, b"swap": 1, b"cbytes": 1, b"qnum": _MESSAGE_BYTES, b"nsems"
 
 
 def _status_bytes(process: int, names: tuple[bytes, ...]) -> int:
-    """Returns the sum of these fields of a process's status. Pages mapped from files are in none of them."""
+    """Returns the sum of these fields in a process's status. None of them include pages mapped from files."""
     status = dict(line.split(b":", 1) for line in _contents(process, "status").splitlines() if b":" in line)
     return sum(int(status[name].split()[0]) * _KIB for name in names if name in status)
 

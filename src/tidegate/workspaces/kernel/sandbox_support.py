@@ -1,7 +1,7 @@
-"""Checks which sandbox features this machine supports, and names the package or setting that provides a missing one.
+"""Checks which sandbox features this machine supports, and which package or setting provides a missing one.
 
-The checks change nothing: they read settings and try once to create a user namespace. Results are valid for the calling
-process: a gateway started differently may have more or fewer features.
+The checks change nothing: they read settings and try once to create a user namespace. The results are valid for the
+calling process; a gateway started differently may have more or fewer features.
 """
 
 import os
@@ -18,20 +18,20 @@ from tidegate.workspaces.processes.children import find_program
 
 _PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "prlimit": "util-linux"}
 _TRY_SECONDS = 10
-_NOT_BECOME = 127  # the exit code of setpriv if it cannot change the user
+_NOT_BECOME = 127  # setpriv's exit code if it cannot change the user
 _SYSTEM = Path("/proc/sys")
 _FORBIDDING = (
     ("user/max_user_namespaces", "0", "set user.max_user_namespaces to a number above 0 with sysctl"),
     ("kernel/unprivileged_userns_clone", "0", "set kernel.unprivileged_userns_clone to 1 with sysctl"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1",
-     "install a profile of AppArmor that lets bwrap create them (on Ubuntu the package apparmor-profiles)"),
+     "install an AppArmor profile that lets bwrap create them (on Ubuntu the package apparmor-profiles)"),
 )  # fmt: skip
-"""Kernel settings that forbid user namespaces, and their remedies."""
+"""Kernel settings that forbid user namespaces, and how to change them."""
 
 
 class SandboxFeature(NamedTuple):
-    """A feature. `missing` is a sentence that says what is missing and what provides it; empty if the feature is
-    available."""
+    """A sandbox feature. `missing` is a sentence that says what is missing and what provides it; it is empty if the
+    feature is available."""
 
     name: str
     text: str
@@ -44,8 +44,8 @@ def sandbox_features() -> Iterator[SandboxFeature]:
     yield SandboxFeature(
         "control groups", "this user may create them to limit memory and processes.", _control_groups()
     )
-    yield SandboxFeature("seccomp", "system calls that no command needs are blocked.", seccomp.problem())
-    yield SandboxFeature("pasta", "commands can be given a network of their own.", sandbox_network.missing())
+    yield SandboxFeature("seccomp", "system calls that commands do not need are blocked.", seccomp.problem())
+    yield SandboxFeature("pasta", "commands can have their own network.", sandbox_network.missing())
 
 
 def _bubblewrap() -> str:
@@ -61,7 +61,7 @@ def _user_namespaces() -> str:
     if unshare is None:
         return "they cannot be tested: install util-linux."
     try:
-        # Try as the user that commands run as, since root may be allowed more. If there is no other user to become, try
+        # Try as the user that runs commands, since root may be allowed more. If there is no other user to become, try
         # as this one.
         for before in (as_user(user_of("", None, ""), find_program("setpriv") or "setpriv"), []):
             attempt = [*before, unshare, "--user", "true"]

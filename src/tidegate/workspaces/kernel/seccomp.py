@@ -1,13 +1,13 @@
-"""The system call filter of every process in a sandbox, in addition to dropped capabilities.
+"""The system call filter for every process in a sandbox, in addition to dropped capabilities.
 
 A process started within `confined`, and everything that it starts, cannot gain privileges by running a program and has
 its own session keyring. To such a process, the calls of `_CLOSED` and socket families other than `_FAMILIES` seem to be
-missing from the kernel. It cannot give a file the set-user-ID bit, with which others could run the file as the
-commands' user. Calls with the numbers of another architecture (i386, x32) are refused altogether, so 32-bit programs do
-not run.
+missing from the kernel. It cannot set a file's set-user-ID bit, with which others could run the file as the commands'
+user. Calls with another architecture's numbers (i386, x32) are refused altogether, so 32-bit programs do not run.
 
-The filter is a table in this module: the calls are few, and no library is needed. Children of a thread inherit its
-filter, so no intermediate program is needed, and it applies to `bwrap` as well as to commands that enter later.
+The filter is a table in this module, since there are few calls and no library is needed. Child processes inherit the
+filter of the thread that starts them, so no intermediate program is needed, and it applies to `bwrap` as well as to
+commands that enter later.
 """
 
 import ctypes
@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 
 class _Architecture(NamedTuple):
-    """`audit` is the kernel's identifier of the architecture. The other fields are the numbers of its system calls."""
+    """A processor architecture. `audit` is the kernel's identifier for it. The other fields are its system call
+    numbers."""
 
     audit: int
     socket: int
@@ -32,8 +33,8 @@ class _Architecture(NamedTuple):
 
 
 class _ModeCall(NamedTuple):
-    """A call that sets the permissions of a file. `mode` and `flags` are the positions of these arguments. A call with
-    flags sets permissions only if it creates the file."""
+    """A call that sets a file's permissions. `mode` and `flags` are the positions of these arguments. A call with flags
+    sets permissions only if it creates the file."""
 
     number: int
     mode: int
@@ -42,9 +43,9 @@ class _ModeCall(NamedTuple):
 
 _EVERYWHERE = (425, 426, 427, 437)  # io_uring_* and openat2 have the same numbers on every architecture
 _CLOSED = ("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd", "io_uring_*", "openat2")
-"""Calls that no ordinary program needs and that expose much of the kernel. Keys belong to the user, not to a sandbox,
-so one sandbox could leave them for another. The filter cannot read the permissions passed to `openat2`; without it,
-programs use `openat`."""
+"""Calls that ordinary programs do not need and that expose much of the kernel. Keys belong to the user, not to a
+sandbox, so one sandbox could leave them for another. The filter cannot read the permissions passed to `openat2`;
+without this call, programs use `openat`."""
 
 _ARCHITECTURES = {
     "x86_64": _Architecture(0xC000_003E, 41, 53, 250, (248, 249, 250, 298, 321, 323, *_EVERYWHERE), (
@@ -56,7 +57,12 @@ _ARCHITECTURES = {
         _ModeCall(53, 2), _ModeCall(52, 1), _ModeCall(452, 2), _ModeCall(33, 2), _ModeCall(56, 3, flags=2),
     )),
 }  # fmt: skip
-_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink; others, such as vsock, are not confined to a network namespace
+_FAMILIES = (
+    1,
+    2,
+    10,
+    16,
+)  # unix, inet, inet6, netlink; all others, such as vsock, are not confined to a network namespace
 
 _X32 = 0x4000_0000  # on x86_64, the calls of the x32 interface start here; other architectures have no calls this high
 _NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; of the argument, the lower half
@@ -74,7 +80,7 @@ class _Program(ctypes.Structure):
 
 
 def problem() -> str:
-    """Returns the reason why this machine has no filter, in one sentence; empty if it has one."""
+    """Returns the reason why this machine has no filter, in one sentence, or an empty string if it has one."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return f"There is no system call filter for {machine}; sandboxes run without it."
@@ -84,8 +90,8 @@ def problem() -> str:
 
 
 def confined(start: Callable[[], int]) -> int:
-    """Calls `start` in a new thread and returns its result. Filter, keyring and privileges belong to that thread and
-    are inherited by the processes that it starts. Raises OSError if they cannot be set."""
+    """Calls `start` in a new thread and returns its result. The filter, keyring and privileges belong to that thread
+    and are inherited by the processes that it starts. Raises OSError if they cannot be set."""
     result: list[int] = []
     failure: list[BaseException] = []
 
@@ -108,7 +114,8 @@ def _confine() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     architecture = _ARCHITECTURES.get(os.uname().machine)
     if architecture is not None:
-        # Fails if the user has too many keys, or if an outer filter forbids it. Our own filter then closes keys anyway.
+        # This fails if the user has too many keys, or if an outer filter forbids it. In either case, our own filter
+        # blocks keys anyway.
         libc.syscall(architecture.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, None)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
@@ -148,7 +155,7 @@ def _table(architecture: _Architecture) -> bytes:
 
 
 def _load_argument(position: int) -> bytes:
-    """Loads the lower half of an argument: all architectures of the table are little-endian."""
+    """Loads the lower half of an argument; all architectures in the table are little-endian."""
     return _instruction(_LOAD, _FIRST_ARGUMENT + _ARGUMENT_BYTES * position)
 
 

@@ -1,7 +1,7 @@
-"""The unprivileged user that commands and file tools run as, if root started the gateway.
+"""The unprivileged user who runs commands and file tools if root started the gateway.
 
-It is never root. `workspaces.user` names it. Otherwise it is the owner of the project folder; if there is no project,
-or if root owns it, it is a user id that nobody else has, which is derived from the gateway's home. If an ordinary user
+It is never root. It is the user named in `workspaces.user` or, by default, the owner of the project folder; if there is
+no project, or if root owns it, it is an otherwise unused user id derived from the gateway's home. If an ordinary user
 started the gateway, everything runs as that user and `user_of` returns None.
 """
 
@@ -15,8 +15,8 @@ from tidegate.workspaces.files import User
 from tidegate.workspaces.kernel import drop_privileges
 
 RESERVED_UIDS = range(60_706, 61_184)
-"""User ids that no distribution, systemd or useradd assigns, and that also exist in containers with 65536 users. The id
-is derived from the gateway's home, so gateways on one machine rarely share one."""
+"""User ids that are not assigned by any distribution, systemd or useradd, and that also exist in containers with 65536
+users. The id is derived from the gateway's home, so gateways on the same machine rarely share one."""
 
 _ROOT = 0
 
@@ -26,9 +26,9 @@ _ALONE = len(_MAP) == 3 and int(_MAP[1]) != _ROOT and int(_MAP[2]) == 1
 
 
 def user_of(setting: str, project: Path | None, owner: str) -> User | None:
-    """Returns the user for a workspace. `setting` is `workspaces.user`; `owner` is the identifier that the gateway's
-    processes carry. This function reads the project folder, so it belongs in a thread. Raises ToolFailed if the setting
-    is an unknown name or root."""
+    """Returns the user for a workspace. `setting` is `workspaces.user`; `owner` is the identifier carried by the
+    gateway's processes. This function reads the project folder, so it belongs in a thread. Raises ToolFailed if the
+    setting is an unknown name or root."""
     if not is_root():
         return None
     if setting:
@@ -64,7 +64,8 @@ def user_named(setting: str) -> User:
 
 
 def _group_of(uid: int, folders: int) -> int:
-    """Returns the user's own group, or the folder's group if the system does not know the user. Never root's group."""
+    """Returns the user's own group or, if the system does not know the user, the folder's group, but never root's
+    group."""
     try:
         group = pwd.getpwuid(uid).pw_gid
     except KeyError:

@@ -1,1 +1,1 @@
-"""Commands and background processes of a workspace."""
+"""A workspace's commands and background processes."""

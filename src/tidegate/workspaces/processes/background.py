@@ -1,9 +1,9 @@
-"""Named background processes: start, supervision and end.
+"""Named background processes: starting, supervising and stopping them.
 
-The row of a process is written before the process is spawned. Names are unique among the live processes of a session;
-starting a name that already runs changes nothing. Output is written to the log as it arrives, at a bounded rate. The
-end of a process is recorded once, with the cause, and reported once, even if the gateway is killed in between: to a
-waiting caller, otherwise in a new turn if `notify` was set, otherwise with the next message. Everything that a process
+A process's row is written before the process is spawned. Names are unique among a session's live processes; starting a
+name that is already running changes nothing. Output is written to the log as it arrives, at a bounded rate. The end of
+a process is recorded once, with the cause, and reported once, even if the gateway is killed in between: to a waiting
+caller, otherwise in a new turn if `notify` was set, otherwise with the next message. Everything that a process has
 started ends with it.
 
 The running processes belong to their live sandbox; this module keeps no state.
@@ -33,27 +33,27 @@ from tidegate.workspaces.processes.process_log import ProcessLog
 log = Log(__name__)
 
 MOST_RUNNING = 16
-"""The number of named processes that one session may run concurrently. More would be hard to tell apart."""
+"""Maximum number of named processes that a session may run concurrently. More would be hard to tell apart."""
 
 REPORTED_BYTES = 1200
-"""The number of bytes of a process's last output that are reported with its end."""
+"""Number of bytes of a process's last output reported when it ends."""
 
 BATCH, BATCHES = 200, 100
-"""Rows per batch, and batches per run: more than are ever needed, and a bound on the loop."""
+"""Rows per batch, and batches per run: more than are ever needed, but a bound on the loop."""
 
 COMMAND_CHARACTERS = 200
-"""The number of characters of a command that are shown to identify its process."""
+"""Number of characters of a command shown to identify its process."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 OnFinished = Callable[[ProcessRow, str], Awaitable[None]]
-"""Starts a turn that tells the agent about the end of a process with `notify`. The text is for the agent. The end is
-marked as reported together with the turn. Raises if there will be no turn."""
+"""Starts a turn that tells the agent that a process with `notify` has ended. The text is for the agent. The end is
+marked as reported in the same transaction. Raises an error if there will be no turn."""
 
 
 class RunningProcess:
-    """A running process. `ended` is set when the end is recorded; `news` is set whenever the process writes output or
-    ends."""
+    """A running process. `ended` is set when the end has been recorded; `news` is set whenever the process writes
+    output or ends."""
 
     def __init__(self, row: ProcessRow, child: Child, sandbox: Sandbox, log: ProcessLog, *, stop_grace: float) -> None:
         self.row = row
@@ -74,7 +74,7 @@ class RunningProcess:
 
     @property
     def grace(self) -> float:
-        """The seconds in which processes left behind by the command must end: as many as the command itself had."""
+        """Seconds that processes left behind by the command have to exit: as many as the command itself had."""
         return self._stop_grace if self.stopping or self.timed_out else END_GRACE
 
 
@@ -100,7 +100,7 @@ class BackgroundProcesses:
     async def start(
         self, live_sandbox: LiveSandbox, name: str, command: str, *, restart: bool, notify: bool
     ) -> ProcessRow | None:
-        """Starts a process; None if a process with that name is already running."""
+        """Starts a process. Returns None if a process with that name is already running."""
         if not _NAME.fullmatch(name):
             raise ToolFailed("A process name must have 1 to 64 letters, digits, dots, dashes and underscores.")
         if name in live_sandbox.running:
@@ -126,7 +126,7 @@ class BackgroundProcesses:
                 )
             )
         except Conflict as error:
-            if error.code == "process_name":  # a concurrent start has just begun it
+            if error.code == "process_name":  # a concurrent call has just started it
                 return None
             raise ToolFailed(error.message) from None
         except Refused as error:
@@ -148,16 +148,16 @@ class BackgroundProcesses:
         await self._store.write(messages.add_notice, live_sandbox.session, notice, self._clock())
 
     async def _spawn(self, live_sandbox: LiveSandbox, row: ProcessRow) -> None:
-        """Spawns the process of a row, or records in the row that this failed."""
+        """Spawns a row's process, or records in the row that this failed."""
         child: Child | None = None
         try:
-            await live_sandbox.enter()  # before reading the shell: changing the backend discards the saved one
+            await live_sandbox.enter()  # before reading the shell, since changing the backend discards the saved one
             shell = await self._store.read(workspaces.shell, live_sandbox.session)
             inner = live_sandbox.backend.inner(live_sandbox.spec.folder)
             text = shell_script.background(row.command, mark=row.id, folder=inner, shell=shell)
             sandbox, child = await live_sandbox.spawn(text, row.id)
             if not await self._store.write(_spawned, row.id, child.pid):
-                raise ToolFailed("The process was ended before it started.")
+                raise ToolFailed("The process was stopped before it started.")
             running = RunningProcess(row, child, sandbox, self.log_of(row), stop_grace=self._bounds.stop_grace)
             live_sandbox.scope.start(self._supervise, live_sandbox, running, name=f"process {row.id}")
             live_sandbox.running[row.name] = running
@@ -166,7 +166,7 @@ class BackgroundProcesses:
             raise
 
     async def _abandon(self, live_sandbox: LiveSandbox, row: ProcessRow, child: Child | None) -> None:
-        """Ends what was spawned so far and records the end."""
+        """Stops what has been spawned so far and records the end."""
 
         async def over() -> None:
             if child is not None:
@@ -174,7 +174,7 @@ class BackgroundProcesses:
                 child.close()
             await self._store.write(self._record, row, "ended", None, True, "")
 
-        if live_sandbox.scope.open:  # otherwise the sandbox is being closed, and the next start finds the row
+        if live_sandbox.scope.open:  # otherwise, the sandbox is being closed, and the next start will find the row
             cancelled = await outlast(
                 live_sandbox.scope.start(over, name=f"end of process {row.id}", at_close="finish")
             )
@@ -223,7 +223,7 @@ class BackgroundProcesses:
     async def _ended(self, live_sandbox: LiveSandbox, running: RunningProcess, code: int, left: int) -> None:
         row = running.row
         state: ProcessEnd = "exited"
-        # It was ended by us, and that is reported elsewhere.
+        # We stopped it, and this is reported elsewhere.
         if running.stopping or live_sandbox.closed or running.sandbox.close_reason:
             state = "ended"
         elif await live_sandbox.was_lost(running.sandbox, code):
@@ -250,7 +250,7 @@ class BackgroundProcesses:
         try:
             await self.finished(row, text)
         except Stopping:
-            return  # the next start reports it
+            return  # the next start will report it
         except TidegateError as error:
             log.warning(
                 "no turn was started for the end of a process",
@@ -265,8 +265,8 @@ class BackgroundProcesses:
         await self._store.write(_add_notice_later, row, text, self._clock())
 
     async def report_ends(self) -> None:
-        """Reports each end that was recorded but, because of a kill or a fault, not reported. May be called whenever
-        turns can start. An end that is being reported elsewhere at the same time is still reported only once."""
+        """Reports each end that was recorded but not reported because of a kill or fault. May be called whenever turns
+        can start. An end that is being reported elsewhere at the same time is still reported only once."""
         last = ""
         for _ in range(BATCHES):
             rows: list[ProcessRow] = await self._store.read(processes.unreported, after=last, limit=BATCH)
@@ -295,8 +295,8 @@ class BackgroundProcesses:
         self, row: ProcessRow, state: ProcessEnd, code: int, left: int, log: ProcessLog, limit_text: str
     ) -> str:
         if state == "lost":
-            return f"The process {process_label(row)} was lost: its sandbox was ended from outside."
-        how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+            return f"The process {process_label(row)} was lost: its sandbox was killed from outside."
+        how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
         rest = ""
         if left:
             rest = f" It left {left} process{'es' * (left > 1)} running, which {'were' if left > 1 else 'was'} ended."
@@ -313,7 +313,7 @@ class BackgroundProcesses:
         except TimeoutError:
             raise ToolFailed(
                 f"The process {running.row.name!r} did not read all of this within {self._bounds.write_seconds:g} s; "
-                "it gets the rest when it reads on."
+                "it gets the rest when it continues reading."
             ) from None
         if close:
             running.child.close_input()
@@ -336,7 +336,7 @@ class BackgroundProcesses:
         return ended
 
     async def forget(self, session: str) -> None:
-        """Records the end of all processes of an ended session and removes their logs."""
+        """Records the end of all of an ended session's processes and removes their logs."""
         for row in await self._store.read(processes.of_session, session, principal=None):
             if row.ended is None:
                 await self._store.write(self._record, row, "ended", None, True, "")

@@ -1,7 +1,7 @@
-"""Child processes of the gateway with three streams.
+"""The gateway's child processes with three streams.
 
-They have the guarantees described in `ProcessStarter`. Streams are read only as fast as they are consumed and stay open
-until `close`. If setting up a child fails, the child is ended before the error is raised.
+The guarantees of `ProcessStarter` apply. Streams are read only as fast as they are consumed and stay open until `close`
+is called. If setting up a child process fails, it is killed before the error is raised.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from tidegate.lifetimes import ProcessStarter, SpawnedProcess
 from tidegate.workspaces.files.file_user import User
 
 READ_BYTES = 64 * 1024
-"""The number of bytes of a stream that are buffered before its writer blocks, and the size of one read."""
+"""Number of bytes of a stream that are buffered before its writer blocks, and the size of one read."""
 
 HELPERS = 4
-"""The number of concurrent children that work for the gateway itself, such as file searches. Each may use a core."""
+"""Number of concurrent child processes that work for the gateway itself, such as file searches. Each may use a core."""
 
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
@@ -39,8 +39,8 @@ def find_program(program: str) -> str | None:
 
 
 class Spawner:
-    """Starts children; owned by `Workspaces`. `cores` are the processor cores of the gateway. `owner` identifies the
-    gateway in its processes (`owner_of`). Commands run as `user` unless a project requires another one; None is the
+    """Starts children; owned by `Workspaces`. `cores` are the gateway's processor cores. `owner` identifies the gateway
+    in its processes (`owner_of`). Commands run as `user` unless a project requires another one; None means the
     gateway's own user. `helpers` limits the children that work for the gateway itself."""
 
     def __init__(self, cores: frozenset[int], owner: str = "", user: User | None = None) -> None:
@@ -51,7 +51,7 @@ class Spawner:
 
     @property
     def running(self) -> frozenset[int]:
-        """The children that have not been reaped."""
+        """The child processes that have not been reaped."""
         return frozenset(self._starter.running)
 
     async def spawn(
@@ -62,8 +62,8 @@ class Spawner:
         passing: Mapping[int, int] | None = None,
         within: Callable[[Callable[[], int]], int] | None = None,
     ) -> "ChildProcess":
-        """Starts a child. `passing` maps our descriptors to their numbers in the child; all others are closed there.
-        `within` is passed to `ProcessStarter`."""
+        """Starts a child process. `passing` maps our descriptors to their numbers in the child; all others are closed
+        there. `within` is passed to `ProcessStarter`."""
         ours, theirs = _pipes()
         descriptors = {**dict(enumerate(theirs)), **{number: fd for fd, number in (passing or {}).items()}}
         try:
@@ -82,7 +82,7 @@ class Spawner:
 
 
 class ChildProcess:
-    """One child with its three streams."""
+    """A child process with its three streams."""
 
     def __init__(self, spawned: SpawnedProcess) -> None:
         self._spawned = spawned
@@ -149,7 +149,7 @@ class ChildProcess:
             transport.close()
 
     def close(self) -> None:
-        """Closes all streams; a process that still writes to them gets SIGPIPE."""
+        """Closes all streams; a process that is still writing to them gets SIGPIPE."""
         self.close_output()
         if self._input is not None:
             transport = self._input.transport
@@ -164,7 +164,7 @@ class ChildEnd(Protocol):
 
 
 async def kill_and_close(child: ChildEnd) -> None:
-    """Kills a child and closes its streams. Waits for its end unless the caller is cancelled again."""
+    """Kills a child process and closes its streams. Waits until it has exited unless the caller is cancelled again."""
     try:
         with CancelScope(shield=True):
             await child.end(0)
@@ -183,7 +183,7 @@ async def killed_on_error(child: ChildEnd) -> AsyncIterator[None]:
 
 
 def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
-    """Has the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). This end
+    """Makes the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). This end
     must stay open."""
     if not child.running:  # its number may have been reused
         raise ToolFailed("It ended while it was starting.")
@@ -198,7 +198,8 @@ def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     try:
         for _ in range(3):
             opened += os.pipe()
-            # Commands of a gateway run by root have another user, who opens its streams by name (`> /dev/stderr`).
+            # If root runs the gateway, commands run as another user, who may open the streams by name (`>
+            # /dev/stderr`).
             os.fchmod(opened[-1], 0o666)
     except OSError:
         _close(*opened)

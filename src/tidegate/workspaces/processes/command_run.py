@@ -1,8 +1,8 @@
-"""Running one child to its end and forwarding its streams.
+"""Running a child process until it ends, and forwarding its streams.
 
-Output goes to the sink as fast as the sink accepts it and is not held in memory; data on the state channel is kept up
-to its limit. When `run_child` returns or raises, the command and everything it started have ended: after its own end,
-after its timeout, or within a second if the caller is cancelled.
+Output goes to the sink as fast as the sink accepts it and is not kept in memory; data on the state channel is kept up
+to its limit. When `run_child` returns or raises, the command and everything it started have ended: on their own, after
+the timeout, or within a second if the caller is cancelled.
 """
 
 import asyncio
@@ -19,18 +19,19 @@ Sink = Callable[[bytes], Awaitable[None]]
 Check = Callable[[], Awaitable[None]]
 
 END_GRACE = 0.3
-"""Seconds between SIGTERM and SIGKILL. Including the rest of the work, a command is gone within a second."""
+"""Seconds between SIGTERM and SIGKILL. Including the rest of the work, a command is stopped within a second."""
 
 DRAIN_SECONDS = 5.0
-"""Time limit for reading the remaining output once nothing runs any more."""
+"""Time limit for reading the remaining output once nothing is running any more."""
 
 CHECK_SECONDS, CHECK_RARELY_SECONDS = 0.25, 2.0
-"""The first and the longest interval between checks of a running command's usage. Most problems appear soon after the
+"""The first and the longest interval between checks of a running command's usage. Most problems occur soon after the
 start."""
 
 
 class CommandResult(NamedTuple):
-    """`code` is None after a timeout; `left` counts the processes that the command left behind."""
+    """The result of a command. `code` is None after a timeout; `left` counts the processes that the command left
+    behind."""
 
     code: int | None
     left: int
@@ -46,8 +47,8 @@ async def run_child(
     check: Check | None = None,
     grace: Callable[[], float] = lambda: 0,
 ) -> CommandResult:
-    """Runs a child to its end. `check` is called at intervals while it runs. Processes that the child leaves behind
-    have `grace` seconds to end. If the caller is cancelled, however often, the child is ended in `scope`."""
+    """Runs a child process until it ends. `check` is called at intervals while it is running. Processes that it leaves
+    behind have `grace` seconds to exit. If the caller is cancelled, however often, the child is stopped in `scope`."""
     loop = asyncio.get_running_loop()
     state = bytearray()
     code: int | None = None
@@ -67,7 +68,7 @@ async def run_child(
         nonlocal code, left, closing
         code = await _until_over(child, timeout, check)
         left = await child.end(grace() if code is not None else END_GRACE)
-        # A process that we do not know may still hold the streams.
+        # A process unknown to us may still have the streams open.
         closing = loop.call_later(DRAIN_SECONDS, child.close)
 
     try:
@@ -83,8 +84,8 @@ async def run_child(
 
 
 async def end(child: Child, grace: float, scope: Scope | None) -> None:
-    """Ends a child and closes its streams; done when this returns or raises. The caller may be cancelled more than
-    once, since a stop and a timeout can coincide. With a scope this makes no difference."""
+    """Stops a child process and closes its streams; this is done when the function returns or raises. The caller may be
+    cancelled more than once, since a stop and a timeout can coincide. With a scope, this makes no difference."""
 
     async def over() -> None:
         try:

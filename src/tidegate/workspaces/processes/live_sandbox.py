@@ -1,9 +1,9 @@
-"""The open sandbox of one present session, and the processes running in it.
+"""A present session's open sandbox, and the processes running in it.
 
 A session has one sandbox at a time. It is opened for the first command, only once even if several callers need it at
-the same time. If it is ended from outside, this is noticed, the agent is notified, and the next command opens a new
-sandbox. If a limit that the kernel does not enforce is exceeded, all commands are ended, and a notice tells the agent
-which limit it was. `close` ends everything.
+the same time. If it is killed from outside, this is detected, the agent is notified, and the next command opens a new
+sandbox. If a limit that the kernel does not enforce is exceeded, all commands are killed, and a notice tells the agent
+which limit it was. `close` stops everything.
 
 A `LiveSandbox` owns the sandbox and the running processes, and only the session's record refers to it.
 """
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 CLOSE_SECONDS = 5.0
-"""Time limit for recording the ends of all processes after their sandbox was closed."""
+"""Time limit for recording the ends of all processes after their sandbox has been closed."""
 
 LOST_SECONDS = 0.5
-"""Time limit for noticing that a sandbox is gone after a process in it was killed."""
+"""Time limit for noticing that a sandbox no longer exists after a process in it was killed."""
 
 _POLLED_LIMITS = frozenset(
     ("memory_bytes", "processes")
 )  # checked from the process table unless the kernel enforces them
-_KILLED = (-9, 137)  # as the kernel and as a shell report it
+_KILLED = (-9, 137)  # as reported by the kernel and by a shell
 
 ENDED_FROM_OUTSIDE = (
-    "The sandbox of this conversation's commands was ended from outside. The next command opens a new one; "
-    "files are unchanged, running processes are gone."
+    "The sandbox of this conversation's commands was killed from outside. The next command opens a new one; files "
+    "are unchanged, but running processes were lost."
 )
 CONVERSATION_ENDED = "The workspace is closed: its conversation has ended."
 
@@ -72,14 +72,15 @@ class LiveSandbox:
         self.running: dict[str, RunningProcess] = {}
         self.sandbox: Sandbox | None = None
         self.close_reason = ""
-        """The reason why we last ended everything that ran here."""
+        """The reason why we last stopped everything that was running here."""
         self.closed = False
         self.gateway_stopping = False
-        """True while the gateway is stopping. Processes that end then did not end on their own, and the next start
-        reports them as lost."""
+        """True while the gateway is stopping. Processes that end during that time did not end on their own; the next
+        start reports them as lost."""
         self.last_used = time.monotonic()
         self.disk = disk
-        """The disk quota. None if the disk is not measured: for a user's project folder, and on another machine."""
+        """The disk quota. None if the disk is not measured, that is, for a user's project folder and on another
+        machine."""
         self._users = 0
         self._opening: SingleFlight[Sandbox] | None = None
         self._prepare = prepare
@@ -110,7 +111,7 @@ class LiveSandbox:
     # -- the sandbox --
 
     async def enter(self) -> Sandbox:
-        """Returns the session's sandbox; opens one if needed."""
+        """Returns the session's sandbox, opening one if necessary."""
         while True:
             if self.closed:
                 raise ToolFailed(self.close_reason or CONVERSATION_ENDED)
@@ -125,7 +126,8 @@ class LiveSandbox:
             await self._opening.join()
 
     async def spawn(self, text: bytes, mark: str) -> tuple[Sandbox, Child]:
-        """Starts a command in the session's sandbox. If the sandbox ends at that moment, it is opened once more."""
+        """Starts a command in the session's sandbox. If the sandbox ends at this very moment, it is opened once
+        more."""
         full = await self.is_full()
         if self.disk is not None:
             self.disk.changed()  # from now on, however the command ends
@@ -149,7 +151,7 @@ class LiveSandbox:
         return sandbox
 
     async def note_lost(self) -> None:
-        """Closes the sandbox and notifies the agent if the sandbox was ended from outside."""
+        """If the sandbox was killed from outside, closes it and notifies the agent."""
         sandbox = self.sandbox
         if sandbox is None or sandbox.alive:
             return
@@ -157,12 +159,12 @@ class LiveSandbox:
         await sandbox.close()
         if not self.gateway_stopping:
             log.warning(
-                "a sandbox has ended", session=self.session, reason=sandbox.close_reason or "it was ended from outside"
+                "a sandbox has ended", session=self.session, reason=sandbox.close_reason or "it was killed from outside"
             )
             await self._add_notice(self.session, sandbox.close_reason or ENDED_FROM_OUTSIDE)
 
     async def was_lost(self, sandbox: Sandbox, code: int) -> bool:
-        """True if a process that has just ended with this code did so because its sandbox was removed: it was killed
+        """True if a process that has just ended with this code did so because its sandbox was killed: it was killed
         with the sandbox, or could no longer enter it."""
         if code not in _KILLED:
             return code != 0 and not sandbox.alive
@@ -176,7 +178,7 @@ class LiveSandbox:
     # -- limits --
 
     async def check_limits(self) -> None:
-        """Ends everything here if a limit is exceeded. Limits that the kernel enforces are not checked."""
+        """Stops everything here if a limit is exceeded. Limits that the kernel enforces are not checked."""
         sandbox = self.sandbox
         if sandbox is None or not sandbox.alive:
             return
@@ -191,8 +193,8 @@ class LiveSandbox:
             await self.measure(load, running=not self.idle)
 
     async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
-        """Returns the current usage, unless no check needs it: the kernel enforces some limits, and a project has no
-        disk limit."""
+        """Returns the current usage. It is empty if no check needs it because the kernel enforces the limits and a
+        project has no disk limit."""
         if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _POLLED_LIMITS):
             return SandboxUsage()
         return await sandbox.load()
@@ -204,27 +206,27 @@ class LiveSandbox:
         names = ", ".join(sorted(self.running))
         for running in self.running.values():
             running.stopping = True
-        self.close_reason = f"Everything in the workspace was ended because {reason}."
+        self.close_reason = f"Everything in the workspace was killed because {reason}."
         await sandbox.close()
-        log.warning("the processes of a workspace were ended", session=self.session, reason=reason, processes=names)
-        await self._add_notice(self.session, f"{self.close_reason}{f' This ended: {names}.' if names else ''}")
+        log.warning("a workspace's processes were killed", session=self.session, reason=reason, processes=names)
+        await self._add_notice(self.session, f"{self.close_reason}{f' Stopped processes: {names}.' if names else ''}")
 
     async def measure(self, load: SandboxUsage, *, running: bool) -> None:
-        """Measures the disk. If usage exceeds the limit, ends the running commands, which may have filled the disk."""
+        """Measures the disk. If usage exceeds the limit, kills the running commands, which may have filled the disk."""
         disk = self.disk
         if disk is not None and await disk.check(running=running, unnamed_bytes=load.unnamed_bytes) and running:
             await self.end_all(disk.exceeded_message)
 
     async def is_full(self) -> bool:
         """Returns true if commands can now only remove files. If usage has just exceeded the limit, running commands
-        are ended."""
+        are killed."""
         await self.measure(await self._load(self.sandbox), running=bool(self.running) or self._users > 1)
         return self.disk is not None and self.disk.full
 
     # -- the end --
 
     async def close(self) -> None:
-        """Ends everything that runs here; done when this returns."""
+        """Stops everything that is running here; this is done when the function returns."""
         self.closed = True
         if self._opening is not None:
             await self._opening.over()
@@ -236,13 +238,12 @@ class LiveSandbox:
                 for running in tuple(self.running.values()):
                     await running.ended.wait()
         except TimeoutError:
-            log.error(
-                "the end of a process was not recorded in time", session=self.session, processes=sorted(self.running)
-            )
+            log.error("a process's end was not recorded in time", session=self.session, processes=sorted(self.running))
 
 
 def limit_notice(before: LimitEvents, after: LimitEvents, limits: SandboxLimits) -> str:
-    """Returns a notice about processes that the kernel killed or refused because of limits; empty if there are none."""
+    """Returns a notice about processes that the kernel has killed or refused because of limits, or an empty string if
+    there are none."""
     sentences = []
     if after.killed > before.killed:
         most = _amount(limits.memory_bytes)

@@ -1,9 +1,10 @@
-"""The output of a background process, of which the latest part is kept on disk.
+"""A background process's output, of which the latest part is stored on disk.
 
-However much a process writes, its log never exceeds its limit. It has two files; the older is dropped when the newer
-reaches half of the limit. Positions are absolute offsets that stay valid when output is dropped and after a restart.
-Dropped output is reported as a number of bytes. If the disk refuses writes, the process continues, and the output that
-could not be written counts as dropped. The log owns its two files. All methods block and belong in worker threads.
+However much a process writes, its log never exceeds its limit. It has two files; the older one is dropped when the
+newer one reaches half of the limit. Positions are absolute offsets that stay valid when output is dropped and after a
+restart. Dropped output is reported as a number of bytes. If writing to the disk fails, the process continues, and the
+output that could not be written counts as dropped. The log owns its two files. All methods block and belong in worker
+threads.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _HEADER = 21  # the offset of a file's first byte in twenty digits, and a line b
 
 
 class LogPiece(NamedTuple):
-    """Bytes of the output and their offset; `total` is the length of all output."""
+    """Bytes from the output and their offset; `total` is the length of all output."""
 
     data: bytes
     start: int
@@ -31,7 +32,7 @@ class LogPiece(NamedTuple):
 
 
 class ProcessLog:
-    """The log of one process. Only its supervisor writes to it; anybody may read it."""
+    """A process's log. Only its supervisor writes to it; anybody may read it."""
 
     def __init__(self, base: Path, limit: int) -> None:
         self._base = base
@@ -93,7 +94,7 @@ class ProcessLog:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
-            # The written part has the right offsets, but what follows would not. So a new file is started.
+            # The written part has the right offsets, but whatever follows would not, so a new file is started.
             os.close(self._fd)
             self._fd = -1
             self._refuse(error)
@@ -101,14 +102,14 @@ class ProcessLog:
     def _refuse(self, error: OSError) -> None:
         if not self._refused:
             log.warning(
-                "the output of a process is not kept: writing to the disk failed", file=self._new.name, error=str(error)
+                "a process's output is not stored: writing to the disk failed", file=self._new.name, error=str(error)
             )
         self._refused = True
 
     # -- reading --
 
     def read(self, since: int | None, limit: int) -> LogPiece:
-        """Reads at most `limit` bytes from the offset `since`; if that is None, the last `limit` bytes. Dropped output
+        """Reads at most `limit` bytes from offset `since` or, if that is None, the last `limit` bytes. Dropped output
         is skipped."""
         with self._lock:
             parts = [part for part in map(_part, (self._old, self._new)) if part is not None]
@@ -135,7 +136,7 @@ class ProcessLog:
 
 
 def _part(path: Path) -> tuple[Path, int, int] | None:
-    """Returns a file of the log, the offset of its first byte, and its length in bytes."""
+    """Returns one of the log's files, the offset of its first byte, and its length in bytes."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER)

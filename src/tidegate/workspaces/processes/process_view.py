@@ -1,7 +1,7 @@
-"""Views of background processes: a list, their output, and waiting for a pattern in it.
+"""Views of background processes: listing them, reading their output, and waiting for a pattern in it.
 
-Results are bounded, never cut a character in two, and report how much output is no longer kept. A regular expression
-from a model is matched by `grep` in the session's own sandbox, within the caller's deadline, so an expensive expression
+Results are bounded, never split a character, and report how much output is no longer stored. Regular expressions from a
+model are matched with `grep` in the session's own sandbox, within the caller's deadline, so an expensive expression
 delays nobody else.
 """
 
@@ -21,20 +21,20 @@ from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.processes.process_log import LogPiece, ProcessLog
 
 SCAN_BYTES = 48 * 1024
-"""The number of bytes of output in one search for a pattern."""
+"""Number of bytes of output in one search for a pattern."""
 
 SCAN_SECONDS = 0.1
 """Interval between searches for a pattern."""
 
 LISTED_NAMES = 20
-"""The number of known process names listed when an unknown name is requested."""
+"""Number of known process names listed when an unknown name is requested."""
 
-_CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes of a character after its first
+_CONTINUATION = bytes(range(0x80, 0xC0))  # a character's bytes after the first
 
 
 class ProcessView(Frozen, frozen=True):
     """A background process. `new` is false if a process with that name was already running; `bytes` is the length of
-    all output so far, including what is no longer kept."""
+    all output so far, including output that is no longer stored."""
 
     name: str
     command: str
@@ -53,7 +53,7 @@ class ProcessView(Frozen, frozen=True):
 
 
 class OutputPage(NamedTuple):
-    """A piece of a process's output. `next` is the offset of the following piece. `dropped` is the number of lost bytes
+    """A piece of a process's output. `next` is the offset of the following piece. `dropped` is the number of bytes lost
     before this piece."""
 
     text: str
@@ -62,7 +62,7 @@ class OutputPage(NamedTuple):
 
 
 class ProcessViewer:
-    """Views of one session's processes. `live_sandbox` is the session's live sandbox, if there is one."""
+    """Views of a session's processes. `live_sandbox` is the session's live sandbox, if there is one."""
 
     def __init__(
         self, store: Store, session: str, live_sandbox: LiveSandbox | None, log_of: Callable[[ProcessRow], ProcessLog]
@@ -113,7 +113,7 @@ class ProcessViewer:
 
     async def until(self, name: str, pattern: str | None, since: int, place: LiveSandbox | None) -> str | None:
         """Waits for the first line that matches the pattern; the search runs in the sandbox `place`. Returns None if
-        the process ends without a match. Without a pattern, waits for the end of the process."""
+        the process ends without a match. Without a pattern, waits until the process ends."""
         row = await self.row(name)
         at = since
         while True:
@@ -171,7 +171,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
         await child.write(data)
         child.close_input()
     except ToolFailed:
-        pass  # it has found a match, or the pattern is invalid, and reads no further
+        pass  # it has found a match, or the pattern is invalid, and it no longer reads
     except BaseException:
         await end(child, 0, place.scope)
         raise
@@ -185,7 +185,7 @@ async def _found(place: LiveSandbox, pattern: str, data: bytes) -> str | None:
 
 
 def _next_line(piece: LogPiece) -> int:
-    """Returns the offset of the first incomplete line. A very long line is searched in parts."""
+    """Returns the offset of the first incomplete line. Very long lines are searched in parts."""
     complete = piece.data.rfind(b"\n") + 1
     if complete == 0 and len(piece.data) >= SCAN_BYTES:
         complete = len(piece.data)

@@ -1,10 +1,10 @@
-"""Processes without an owner: leftovers of a killed gateway of the same home, and orphans adopted by this one.
+"""Processes without an owner: leftovers of a killed gateway with the same home, and orphans adopted by this one.
 
-`marked_processes` finds the processes that carry an owner mark. `end` kills exactly these, never a later process with
-the same number. If the gateway is the first process of its system, as in a container without an init, orphans become
-its children, and `Reaper` reaps them after they end: a zombie stays for at most two checks. The code that waits for a
-child of the gateway reaps it immediately, through a descriptor. So a zombie that still exists at the second check has
-no owner. This module owns nothing.
+`marked_processes` finds the processes that carry an owner mark. `end` kills exactly these, never later processes with
+the same pids. If the gateway is its system's first process, as in a container without an init, orphans become its
+children, and `Reaper` reaps them after they have exited: a zombie remains for at most two checks. The code that waits
+for one of the gateway's child processes reaps it immediately, through a descriptor, so a zombie that still exists at
+the second check has no owner. This module owns nothing.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ log = Log(__name__)
 FIRST = 1
 """The pid of a system's first process."""
 
-_LOOK_SECONDS = 0.01  # between two checks whether a killed process is gone
+_LOOK_SECONDS = 0.01  # between two checks whether a killed process has exited
 
 
 class Reaper:
@@ -33,8 +33,8 @@ class Reaper:
         self._seen: frozenset[tuple[int, int]] = frozenset()
 
     def reap(self) -> int:
-        """Checks once; returns how many zombies were reaped. Does nothing unless the gateway is the first process of
-        the system."""
+        """Checks once; returns how many zombies were reaped. Does nothing unless the gateway is the system's first
+        process."""
         if os.getpid() != FIRST or not _some():
             self._seen = frozenset()
             return 0
@@ -48,7 +48,7 @@ class Reaper:
 
 
 def _some() -> bool:
-    """True if any child has ended and has not been reaped."""
+    """True if any child process has exited and not been reaped."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -56,7 +56,7 @@ def _some() -> bool:
 
 
 def _zombies() -> Iterator[tuple[int, int]]:
-    """Yields zombie children with their start times: a number alone may be reused by the next check."""
+    """Yields zombie child processes with their start times, since a pid alone may be reused before the next check."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for child in (task / "children").read_text().split():
@@ -73,25 +73,25 @@ class MarkedProcess(NamedTuple):
 
 
 def marked_processes(owner: str) -> list[MarkedProcess]:
-    """Returns the processes with this mark, except the current process and its ancestors: they carry the mark too if an
-    agent started this gateway."""
+    """Returns the processes with this mark, except the current process and its ancestors, which carry the mark, too, if
+    an agent has started this gateway."""
     own = ancestors(os.getpid())
     found = guardian.marked_processes(f"{OWNER}={owner}")
     return [MarkedProcess(pid, start, ancestors(pid)) for pid, start in found.items() if pid not in own]
 
 
 def end(processes: Collection[MarkedProcess]) -> None:
-    """Kills these processes and waits until they are gone; logs an error if some cannot be killed."""
+    """Kills these processes and waits until they have exited; logs an error if some cannot be killed."""
     left = _living({process.pid: process.start for process in processes})
     for pid in left:
-        log.warning("a process without an owner is ended", pid=pid, program=program_name(pid))
+        log.warning("a process without an owner is killed", pid=pid, program=program_name(pid))
     until = time.monotonic() + guardian.KILLED_SECONDS
     while left and time.monotonic() < until:
         guardian.send(signal.SIGKILL, left)
         time.sleep(_LOOK_SECONDS)
         left = _living(left)
     if left:
-        log.error("processes without an owner cannot be ended", pids=sorted(left))
+        log.error("processes without an owner cannot be killed", pids=sorted(left))
 
 
 def _living(processes: dict[int, int]) -> dict[int, int]:

@@ -1,4 +1,4 @@
 """Anthropic's Messages API.
 
-`messages.py` and `messages_parameters.py` make requests; `messages_answer.py` reads answers.
+`messages.py` and `messages_parameters.py` build requests; `messages_answer.py` parses answers.
 """

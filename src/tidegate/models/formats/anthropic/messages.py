@@ -1,12 +1,12 @@
-"""Requests of Anthropic's Messages API: the format, and its messages, prefix and request body as bytes.
+"""Requests to Anthropic's Messages API: the format, and its messages, prefix and request body as bytes.
 
-Equal values give equal bytes, and each request, except for its cache marks, is the start of the conversation's next
-request. Requests contain nothing that the API would refuse: no empty blocks, no ids or names of other formats, no
-reasoning block at the end of an answer. A model's signed reasoning blocks are sent back only to the same model,
-verbatim and at their original positions. Nothing is held per conversation.
+Equal values are encoded as equal bytes. Each request, except for its cache marks, is the beginning of the
+conversation's next request. Requests contain nothing that the API would refuse: no empty blocks, no ids or names from
+other formats, no reasoning block at the end of an answer. A model's signed reasoning blocks are sent back only to the
+same model, verbatim and at their original positions. Nothing is stored per conversation.
 
-Every block ends with its type, and every message starts with its role. Messages therefore need not be decoded to mark a
-request for the cache or to find its last answer.
+Every block ends with its type, and every message starts with its role, so messages need not be decoded to add cache
+marks to a request or to find its last answer.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall, ToolDef
 
 VERSION = "2026-10-21"
 SAMPLED_VERSION = "2023-06-01"
-"""The version of the API for models that accept temperature and top_p, which the newest version refuses for every
-model. It is also the only version that other vendors' servers know."""
+"""The API version for models that accept temperature and top_p, which the newest version refuses for every model. It is
+also the only version that other vendors' servers support."""
 
 CacheTtl = Literal["5m", "1h"]
 SHOWN = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp", PDF})
@@ -41,7 +41,7 @@ JSON_ONLY = "Answer with one JSON object and nothing else."
 UNREADABLE = "unreadable_arguments"
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-# Prefix of ids that are made here; an original id with this prefix is replaced too.
+# The prefix of ids created here. Original ids with this prefix are replaced, too.
 _MADE_ID = "tg_"
 _MADE_DIGITS = 40
 
@@ -49,7 +49,7 @@ _ANSWER = b'{"role":"assistant",'
 _THOUGHTFUL = (_ANSWER + b'"content":[{"thinking":', _ANSWER + b'"content":[{"data":')
 _CALLING = b'"type":"tool_use"}]}'
 _END = b"}]}"
-# Ends of messages whose last block may be marked for the cache; reasoning blocks may not.
+# The endings of messages whose last block may have a cache mark; reasoning blocks may not.
 _MARKABLE = (
     b'"type":"text"}]}',
     b'"type":"image"}]}',
@@ -123,7 +123,7 @@ _BEGINNING = _encode(_Message("user", [_Text(aside(NO_BEGINNING))])) + b","
 
 class AnthropicWire:
     """Anthropic's wire format. `cache_ttl` is how long the provider caches marked content. Writing to the cache costs
-    more for the longer time."""
+    more for the longer duration."""
 
     version = 3001
     continues_answers = False
@@ -152,7 +152,8 @@ class AnthropicWire:
         return _encode(_Message("user", content or [_Text(aside(NO_MESSAGE))]))
 
     def encode_results(self, results: Sequence[Message]) -> bytes:
-        """Returns one message, as the API requires. It contains all results first, then the gateway's additions."""
+        """Returns one message, as the API requires. The message contains first all results, then the gateway's
+        additions."""
         if not results:
             return b""
         blocks: list[_Result | _Shown] = []
@@ -189,7 +190,7 @@ class AnthropicWire:
             pieces += (b',"system":[', prefix.system[:-1], mark, b"}]")
         pieces.append(b',"messages":[')
         if history and history[0].startswith(_ANSWER):
-            pieces.append(_BEGINNING)  # the first message must be the user's
+            pieces.append(_BEGINNING)  # the first message must be a user message
         # Mark the end of this request and of the previous one, so that the provider finds its cache entry: it looks at
         # only twenty blocks before a mark.
         marked = (len(history) - 1, answer - 1)
@@ -220,13 +221,13 @@ class AnthropicWire:
         blocks += _texts(text[at:])
         blocks += [_use(call) for call in calls[done:]]
         while blocks and isinstance(blocks[-1], msgspec.Raw):
-            blocks.pop()  # the answer was cut short while the model was thinking
+            blocks.pop()  # the answer was cut off while the model was thinking
         return blocks
 
     def _shown(self, media: Media) -> _Shown:
         if not self.takes(media.media_type):
             return _Text(media_placeholder(media))
-        # Raw JSON, so that a large picture is not copied more often than needed; nothing in it needs escaping.
+        # Raw JSON, so that large pictures are not copied more often than necessary. Nothing in it needs escaping.
         source = _Source(media.media_type, msgspec.Raw(b'"%b"' % base64_data(media)))
         return _Document(source, file_name(media)) if media.is_document else _Image(source)
 
@@ -268,8 +269,8 @@ def _id(id: str) -> str:
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """Returns the model's own arguments if they are a JSON object, as the API requires; otherwise an object that quotes
-    them."""
+    """Returns the model's own arguments if they are a JSON object, as required by the API; otherwise an object that
+    quotes them."""
     text = arguments.strip().encode("utf-8", "replace")
     if not text:
         return msgspec.Raw(b"{}")
@@ -287,7 +288,7 @@ def _tool(tool: ToolDefinition) -> _Tool:
 
 
 def _schema(parameters: msgspec.Raw) -> msgspec.Raw:
-    """Returns the schema verbatim, except that a missing `type` is added, because this API requires one."""
+    """Returns the schema verbatim, except that a missing `type` is added because this API requires one."""
     raw = bytes(parameters)
     if not raw:
         return _NO_SCHEMA
@@ -309,5 +310,5 @@ def _last_answer(history: Sequence[bytes]) -> int:
 
 
 def _begun_thoughtless(history: Sequence[bytes], answer: int) -> bool:
-    """True if the request continues a step in which this model or another one made tool calls without thinking."""
+    """True if the request continues a step in which this model or another one has made tool calls without thinking."""
     return bool(answer) and history[answer].endswith(_CALLING) and not history[answer].startswith(_THOUGHTFUL)

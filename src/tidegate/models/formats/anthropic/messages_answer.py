@@ -1,8 +1,8 @@
-"""Answers of Anthropic's Messages API: a stream or a complete body becomes an assistant Message.
+"""Answers from Anthropic's Messages API: turns a stream or a complete body into an assistant Message.
 
-The result is always complete, with a stop reason; otherwise BrokenAnswer says what is wrong. The limits are those of
-every streamed answer, and reasoning counts towards them. Reasoning blocks and their signatures are kept verbatim at
-their positions, and so are tool arguments. Unknown events and blocks are ignored.
+The result is always complete, with a stop reason; otherwise BrokenAnswer says what is wrong. The limits are the same as
+for all streamed answers, and reasoning counts towards them. Reasoning blocks, their signatures and tool arguments are
+stored verbatim and in place. Unknown events and blocks are ignored.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from tidegate.models.formats.token_counts import ReportedUsage
 from tidegate.values import Message, OpaqueItem, Usage
 
 API = "anthropic"
-"""The name of this format in the configuration. It is stored with reasoning blocks, so that they are sent back only in
-this format."""
+"""The format's name in the configuration. It is stored with reasoning blocks, so that they are sent back only in this
+format."""
 
 PLACE = msgspec.Raw(b"null")
-"""Marks a position where text followed a tool call, so that the answer is split there. It is not sent."""
+"""Marks a position at which text followed a tool call, where the answer is split. The mark itself is not sent."""
 
 _FINISHES = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
-    # The model expects to continue in another request, so the answer counts as truncated.
+    # The model expects to continue in another request, so the answer counts as cut off.
     "pause_turn": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",
@@ -95,7 +95,7 @@ class _Typed(msgspec.Struct, gc=False):
 
 
 class _Strange(msgspec.Struct, gc=False):
-    """The part of an event that shows whether the event is of an unknown kind, which may be ignored."""
+    """The part of an event that shows whether it is of an unknown kind, which may be ignored."""
 
     type: str = ""
     index: int = 0
@@ -117,16 +117,16 @@ _decode_block = msgspec.json.Decoder(_Block).decode
 _decode_typed = msgspec.json.Decoder(_Typed).decode
 _decode_whole = msgspec.json.Decoder(_Whole).decode
 _encode = msgspec.json.Encoder().encode
-# Errors of a decoder for arbitrary bytes; RecursionError is raised for extreme nesting.
+# The errors that a decoder raises for arbitrary bytes; RecursionError is raised for extreme nesting.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-# Counted for every reasoning block, so that many empty ones are bounded too.
+# Counted for every reasoning block, so that the number of empty ones is bounded, too.
 _FRAME = _encode(_Thought("", "")).decode()
 
 
 class AnthropicAnswer(StreamedAnswer):
-    """An answer, whose blocks arrive one after the other. `_open` is the kind of the current block, or "" if there is
-    none. `_standing_in` is true if the arguments of the current call came with its start event. Any arguments that
-    follow replace them."""
+    """An answer whose blocks arrive one after the other. `_open` is the kind of the current block, or "" if there is
+    none. `_standing_in` is true if the current call's arguments came with its start event; any arguments that follow
+    replace them."""
 
     __slots__ = (
         *("_begun", "_call", "_carried", "_characters", "_open", "_parted", "_place", "_signature", "_standing_in"),
@@ -294,7 +294,7 @@ class AnthropicAnswer(StreamedAnswer):
 
     def _add(self, text: str) -> None:
         if len(self.calls) > self._parted:
-            # Text after a call: without a mark its position would be lost.
+            # This is text after a call. Without a mark, its position would be lost.
             self._carry(bytes(PLACE))
         self.add_text(text)
         self._characters += len(text)
@@ -322,7 +322,7 @@ class AnthropicAnswer(StreamedAnswer):
     # -- usage --
 
     def _count(self, usage: msgspec.Raw) -> None:
-        """Records token counts. Counts are totals, so a later count replaces an earlier one. A missing count replaces
+        """Records token counts. Counts are totals, so later counts replace earlier ones. A missing count changes
         nothing."""
         if raw := raw_value(usage):
             counted = ReportedUsage(raw)

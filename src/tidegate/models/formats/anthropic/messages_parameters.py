@@ -1,7 +1,7 @@
-"""Parameters of one call in a request to Anthropic's Messages API.
+"""The parameters of a single call in a request to Anthropic's Messages API.
 
 Only combinations of settings that the model is known to accept are sent. If the model does not accept a setting that
-would change its answer, the call is refused with one sentence. Pure functions.
+would change its answer, the call is refused with a one-sentence error. All functions are pure.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from tidegate.values import Call
 
 # The smallest thinking budget that the API accepts, in tokens.
 LEAST_BUDGET = 1024
-# Up to the budget beyond which the provider advises against a single streaming connection.
+# The largest budget is the one beyond which the provider advises against a single streaming connection.
 BUDGETS = {"minimal": LEAST_BUDGET, "low": 4_096, "medium": 10_240, "high": 20_480, "xhigh": 26_624, "max": 32_000}
 # Longer user ids are refused.
 _USER_CHARACTERS = 256
 # OpenAI's scale goes up to 2.
 _MOST_TEMPERATURE = 1.0
 _OFF = ("off", "none")
-# OpenAI's service tiers; others have no equivalent, and do not change the answer.
+# OpenAI's service tiers. The others have no equivalent and do not change the answer.
 _TIERS = {"auto": "auto", "default": "standard_only"}
 
 _encode = msgspec.json.Encoder().encode
@@ -63,7 +63,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """The parameters of one call, in the order in which they are sent."""
+    """The parameters of a call, in the order in which they are sent."""
 
     max_tokens: int
     temperature: float | None = None
@@ -78,20 +78,20 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
 
 
 Sampling = Literal["fixed", "one", "free"]
-"""The sampling parameters that a caller may set: neither of temperature and `top_p`, one of them, or both."""
+"""The sampling parameters that a caller may set: neither temperature nor `top_p`, one of them, or both."""
 
 
 def sampling_of(model: str, facts: Facts) -> Sampling:
-    """Returns which sampling parameters the model accepts. Claude models accept either temperature or `top_p`, and
-    neither since 4.7. The newest version of the API accepts neither for any model. A Claude model that is not in the
-    catalogue is treated as a new one. Models of other vendors accept both."""
+    """Returns which sampling parameters the model accepts. Claude models accept either temperature or `top_p`; since
+    4.7, they accept neither. The newest API version accepts neither for any model. A Claude model that is not in the
+    catalogue is treated as a new one. Other vendors' models accept both."""
     if "claude" not in model.lower():
         return "free"
     return "one" if facts.known and facts.thinking != "adaptive" else "fixed"
 
 
 def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, thoughtless: Callable[[], bool]) -> bytes:
-    """Returns the members of the request that depend on the call, as JSON without the braces. `tools` is true if the
+    """Returns the members of the request that depend on the call, as JSON without braces. `tools` is true if the
     request has tools. `thoughtless` returns True if the model is in the middle of a step that started without thinking;
     a model with a thinking budget must then also finish the step without thinking."""
     most = call.max_tokens or facts.output
@@ -137,7 +137,7 @@ def parameters(call: Call, facts: Facts, *, sampling: Sampling, tools: bool, tho
 
 
 def _sampling(call: Call, sampling: Sampling) -> tuple[float | None, float | None]:
-    """Returns the temperature and `top_p` to send. A default value is omitted if the model refuses the field."""
+    """Returns the temperature and `top_p` to send. A default value is omitted if the model would refuse the field."""
     temperature, top_p = call.temperature, call.top_p
     if sampling == "fixed":
         refuse_fields(call, "temperature", "top_p")
@@ -163,7 +163,7 @@ def _reasoning(reasoning: str | None, facts: Facts, most: int) -> tuple[_Thinkin
     off = (level or reasoning) in _OFF
     if facts.thinking == "effort":
         return None, None if off else level
-    # If the model's efforts start above off, its thinking cannot be switched off: use the lowest.
+    # If the model has no effort "off", its thinking cannot be switched off, so use the lowest effort.
     return _Thinking("disabled" if off else "adaptive"), None if off else level
 
 
@@ -175,7 +175,7 @@ def _budget(reasoning: str, most: int) -> _Thinking | None:
     if budget is None:
         known = f"use one of off, {', '.join(BUDGETS)}"
         raise invalid(f"The reasoning effort {reasoning!r} is unknown; {known}.", "reasoning_effort")
-    # Thinking counts towards the limit of the answer; half of it is left for the text.
+    # Thinking counts towards the answer's limit; half of the limit is left for the text.
     tokens = min(budget, most // 2)
     return _Thinking("enabled", tokens) if tokens >= LEAST_BUDGET else None
 
@@ -196,7 +196,7 @@ def _choice(tool_choice: bytes) -> _Choice:
 
 def _shape(response_format: bytes) -> _Format | None:
     """Returns the schema of the response format, if it has one. The API accepts only schemas; JSON of any shape is
-    requested with a sentence instead (`wants_json`)."""
+    requested in the prompt instead (`wants_json`)."""
     shape = parse_response_format(response_format)
     return _Format(shape.schema) if shape.kind == "json_schema" else None
 

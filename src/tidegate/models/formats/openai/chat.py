@@ -1,8 +1,8 @@
-"""Requests of OpenAI's chat completions: the format, and its messages, prefix and request body as bytes.
+"""Requests to OpenAI's chat completions API: the format, and its messages, prefix and request body as bytes.
 
-Equal values give equal bytes, and the order of the body (model, parameters, tools, messages) lets a request grow only
-at its end. Tool arguments, tool schemas and fields that an endpoint expects back are sent verbatim; pictures, audio and
-documents are sent unchanged. Nothing is held per conversation.
+Equal values are encoded as equal bytes, and thanks to the order of the body (model, parameters, tools, messages), a
+conversation's request only grows at its end. Tool arguments, tool schemas and fields that an endpoint expects back are
+sent verbatim; pictures, audio and documents are sent unchanged. Nothing is stored per conversation.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,21 +21,21 @@ from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
-"""Audio types that the format accepts, and its names for them."""
+"""The audio types that the format accepts, and its names for them."""
 
 CALL_ID_CHARACTERS = 40
-"""The maximum length of a call id that OpenAI's service accepts, in characters. Other servers, such as vLLM, create
-longer ids."""
+"""Maximum length of a call id accepted by OpenAI's service, in characters. Other servers, such as vLLM, create longer
+ids."""
 
-# OpenAI's own services accept only the newer name of the output limit.
+# OpenAI's own services accept only the newer name for the output limit.
 _NEWER_HOSTS = ("api.openai.com", ".openai.azure.com")
-# Refuses conversations with answers that have no reasoning field; an empty one is enough.
+# This endpoint refuses conversations with answers that have no reasoning field; an empty one is enough.
 _THOUGHTFUL_HOST = "api.deepseek.com"
-# Refuses a call without its signature. For calls of other models it accepts the placeholder below.
+# This endpoint refuses calls without a signature. For other models' calls, it accepts the placeholder below.
 _MARKING_HOST = "generativelanguage.googleapis.com"
-# Refuses a call whose id does not have the form of its own ids.
+# This endpoint refuses calls whose ids do not have the form of its own ids.
 _SHORT_ID_HOST = "api.mistral.ai"
-# These refuse messages with a name.
+# These endpoints refuse messages with a name.
 _NAMELESS_HOSTS = frozenset({"api.mistral.ai", "api.groq.com", "api.cerebras.ai"})
 _FOREIGN_MARK = b'{"extra_content":{"google":{"thought_signature":"skip_thought_signature_validator"}}}'
 
@@ -120,7 +120,7 @@ class _Tool(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """Parameters of one call, in the order in which they are sent."""
+    """The parameters of a call, in the order in which they are sent."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -147,11 +147,11 @@ _decode_fields = msgspec.json.Decoder(EndpointFields).decode
 
 
 class ChatWire:
-    """The wire format of chat completions. `completion_tokens`: the endpoint is OpenAI's own service. It requires the
-    newer name of the output limit, which is unknown to most compatible servers, and refuses sampling parameters for
-    reasoning models. `names`: messages may name their participant. `missing_thought`: fields, as a JSON object, that
-    are added to answers without this model's reasoning. `missing_mark`: fields that are added to the first call of an
-    answer by another model. `short_ids`: call ids have nine characters."""
+    """The wire format of chat completions. `completion_tokens` is true for OpenAI's own service, which requires the
+    newer name for the output limit, unknown to most compatible servers, and refuses sampling parameters for reasoning
+    models. `names` is true if messages may name their participant. `missing_thought` contains fields, as a JSON object,
+    that are added to answers without this model's reasoning; `missing_mark` contains fields that are added to the first
+    call in another model's answer. `short_ids` is true if call ids have nine characters."""
 
     version = 1003
     continues_answers = True
@@ -253,7 +253,7 @@ class ChatWire:
         return self._encode(_Call(self._id(call.id), _Function(call_name(call.name), call.arguments)))
 
     def _media(self, media_items: Iterable[Media]) -> list[_Part]:
-        """Returns media as raw JSON, so that large data is not copied more often than needed. The data needs no
+        """Returns media as raw JSON, so that large data is not copied more often than necessary. The data needs no
         escaping."""
         parts: list[_Part] = []
         for media in media_items:
@@ -265,7 +265,7 @@ class ChatWire:
             elif media.is_document:
                 parts.append(_File(_FileData(request_text.file_name(media), msgspec.Raw(request_text.data_url(media)))))
             else:
-                # Compatible servers do not know the newest value, and would refuse the conversation from then on.
+                # Compatible servers do not know the newest value and would refuse the conversation from then on.
                 newest = media.detail == "original" and not self._completion_tokens
                 detail = "high" if newest else media.detail
                 parts.append(_Image(_Url(msgspec.Raw(request_text.data_url(media)), detail)))

@@ -1,8 +1,8 @@
-"""Answers of OpenAI's chat completions: a stream or a complete body becomes an assistant Message.
+"""Answers from OpenAI's chat completions API: turns a stream or a complete body into an assistant Message.
 
 The result is always complete, with a finish reason or an end mark; otherwise BrokenAnswer says what is wrong. The
-limits are those of every streamed answer. Tool arguments are kept verbatim, and so are the fields that an endpoint
-expects back: reasoning, under any of the names in use, and the signatures on calls.
+limits are the same as for all streamed answers. Tool arguments are stored verbatim, and so are the fields that an
+endpoint expects back: reasoning, under any of the names in use, and the calls' signatures.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ API = "openai-chat"
 format."""
 
 _DONE = b"[DONE]"
-_NULL = len(b"null")  # a list that is no longer than this is empty
+_NULL = len(b"null")  # a list that is not longer than this is empty
 _FINISHES = {
     "length": "length",
     "model_length": "length",
@@ -51,7 +51,7 @@ class _Call(msgspec.Struct, gc=False):
 
 class _Delta(msgspec.Struct, gc=False):
     """A part of a streamed message. The last four fields are not part of OpenAI's format, so unexpected content in them
-    must never break an answer."""
+    must never cause an answer to fail."""
 
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
@@ -82,8 +82,8 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 class EndpointFields(msgspec.Struct, omit_defaults=True):
-    """A stored item: a JSON object with fields that an endpoint added to its message or to one of its calls, and that
-    it expects in later requests. For a call, the item's `calls` is the index of the call."""
+    """A stored item: a JSON object with fields that an endpoint has added to its message or to one of its calls, and
+    that it expects in later requests. For a call, the item's `calls` is the call's index."""
 
     message: msgspec.Raw = msgspec.Raw()
     call: msgspec.Raw = msgspec.Raw()
@@ -105,7 +105,7 @@ class ChatAnswer(StreamedAnswer):
         self._logprobs: list[bytes] = []  # lint: allow `count_bytes` bounds an answer
         self._thoughts: EndpointReasoning | None = None
         self._marks: dict[int, bytes] = {}  # lint: allow one for each of the bounded calls
-        """Extra fields of calls, by the call's index."""
+        """The calls' extra fields, by call index."""
 
     @property
     def complete(self) -> bool:
@@ -162,7 +162,7 @@ class ChatAnswer(StreamedAnswer):
         self._keep(delta)
 
     def _keep_logprobs(self, raw: msgspec.Raw) -> None:
-        """Keeps the log probabilities of each token; values of an unexpected shape are ignored."""
+        """Stores the log probabilities of each token; values with an unexpected shape are ignored."""
         try:
             found = _decode_logprobs(raw).content or ()
         except msgspec.DecodeError:
@@ -193,7 +193,7 @@ class ChatAnswer(StreamedAnswer):
 
     def _find(self, piece: _Call) -> GrowingCall:
         """Returns the call to which a piece belongs, by index. Without an index, a new id starts a new call. If the
-        server reuses an index, a new id with a name also starts a new call: some servers number the calls of every
+        server reuses an index, a new id with a name also starts a new call: some servers number the calls in every
         event from the start."""
         calls = self.calls
         if piece.index is not None:
@@ -256,7 +256,7 @@ def _item(wanted: EndpointFields) -> msgspec.Raw:
 
 def _usage_of(usage: ReportedUsage) -> Usage:
     """Returns the usage. Cached tokens are in the details, or at the top level under one of two names. Some providers
-    count reasoning only in the total and not in the completion, but all of them charge for it."""
+    include reasoning only in the total and not in the completion, but all of them charge for it."""
     prompt, completion = usage.tokens("prompt_tokens"), usage.tokens("completion_tokens")
     total = usage.tokens("total_tokens")
     output = max(completion, total - prompt) if total < TOKENS else completion

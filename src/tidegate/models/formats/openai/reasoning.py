@@ -1,8 +1,8 @@
 """Reasoning fields that compatible endpoints add to chat completions and expect back.
 
-Reasoning is reassembled from its pieces, under the endpoint's own field name, and only once if the endpoint sends it in
-two fields. Signatures are kept verbatim and are valid JSON. Anything else in these fields is ignored. The caller counts
-the kept text towards the limits of the answer. Each object belongs to one answer.
+Reasoning is reassembled from its pieces under the endpoint's own field name, and only once if the endpoint sends it in
+two fields. Signatures are stored verbatim and are valid JSON. Anything else in these fields is ignored. The caller
+counts the stored text towards the answer's limits. Each object belongs to one answer.
 """
 
 import io
@@ -14,13 +14,13 @@ import msgspec
 from tidegate.models.formats.answer import check_depth
 
 _GROWING = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""The kinds of details that arrive in pieces, each with the field that grows."""
+"""The kinds of details that arrive in pieces, each with its growing field."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class _Detail:
-    """One entry of `reasoning_details`. `fields` holds the newest value of each name; the growing field is kept
+    """One entry of `reasoning_details`. `fields` contains the newest value for each name; the growing field is stored
     separately."""
 
     __slots__ = ("fields", "growing", "grown")
@@ -35,8 +35,8 @@ class _Detail:
 
 
 CountBytes = Callable[[str], None]
-"""A function that counts text as it is stored. No reference to it is stored in these objects, because it belongs to the
-answer, which refers to them."""
+"""A function that counts text as it is stored. These objects keep no reference to it, because it belongs to the answer,
+which refers to them."""
 
 
 class EndpointReasoning:
@@ -62,8 +62,7 @@ class EndpointReasoning:
             self._plain.write(thought)
 
     def details(self, details: object, count_bytes: CountBytes) -> None:
-        """Adds pieces of `reasoning_details`. The pieces of one detail follow each other and repeat its other
-        fields."""
+        """Adds pieces of `reasoning_details`. The pieces of a detail follow each other and repeat its other fields."""
         for detail in details if isinstance(details, list) else ():
             if isinstance(detail, dict):
                 count_bytes(_encode(detail).decode())

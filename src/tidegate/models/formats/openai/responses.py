@@ -1,12 +1,12 @@
-"""Requests of OpenAI's Responses API: the format, and its items, prefix and request body as bytes.
+"""Requests to OpenAI's Responses API: the format, and its items, prefix and request body as bytes.
 
-Equal values give equal bytes, and a request grows only at its end. Nothing is stored at the provider (`store` is off):
-a model's reasoning is sent back with every request, encrypted and verbatim, before the text and calls that followed
-from it. Tool arguments and schemas are sent verbatim. Nothing is held per conversation.
+Equal values are encoded as equal bytes, and a conversation's request only grows at its end. The provider stores nothing
+(`store` is off): a model's reasoning is sent back with every request, encrypted and verbatim, before the text and calls
+that resulted from it. Tool arguments and schemas are sent verbatim. Nothing is stored per conversation.
 
-The prompt is the first item of the input instead of the field `instructions`: either would be the start of the cached
-prefix, but each answer would repeat `instructions` three times, and some compatible servers refuse the field. Except
-for reasoning, items are sent without the provider's ids, which are useless because the provider stores nothing.
+The prompt is sent as the first input item instead of in the field `instructions`: either would be the start of the
+cached prefix, but each answer would repeat `instructions` three times, and some compatible servers refuse the field.
+Except for reasoning, items are sent without the provider's ids, which are useless because the provider stores nothing.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from tidegate.models.interface import EncodedPrefix
 from tidegate.values import PDF, Call, Media, Message, Prefix, ToolCall
 
 CALL_ID_CHARACTERS = 64
-"""The maximum length of a call id that the service accepts, in characters. Ids of other models may be longer."""
+"""Maximum length of a call id accepted by the service, in characters. Other models' ids may be longer."""
 
 IDENTIFIER_CHARACTERS = 128
 """The service's documented limit for `safety_identifier`, in characters."""
@@ -116,7 +116,7 @@ class _Effort(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
-    """Parameters of one call, in the order in which they are sent."""
+    """The parameters of a call, in the order in which they are sent."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -152,7 +152,7 @@ class ResponsesWire:
         return stops
 
     def takes(self, media_type: str) -> bool:
-        """True if media of this type is sent as data. Audio is not, because messages of this format cannot contain
+        """True if media of this type is sent as data. Audio is not, because messages in this format cannot contain
         it."""
         return media_type in _SHOWN and self._facts.takes(media_type)
 
@@ -191,7 +191,8 @@ class ResponsesWire:
         return pieces + request_text.message_list(b',"input":[', prefix.system, history)
 
     def _encode_answer(self, message: Message) -> bytes:
-        """Encodes an answer. Reasoning that no text or call follows is omitted, because the service refuses it."""
+        """Encodes an answer. Reasoning that is not followed by text or a call is omitted because the service refuses
+        it."""
         carried = message.carried if message.carrier == API and message.model == self._model else ()
         items: list[bytes] = []
         text, calls, wanted = 0, 0, 0
@@ -212,7 +213,7 @@ class ResponsesWire:
         return b",".join(items + rest if rest else items[:wanted])
 
     def _text_items(self, text: str, phase: str = "") -> list[bytes]:
-        """Returns a message item, or none for the blank separator that we put between two messages of one answer."""
+        """Returns a message item, or none for the blank separator that we put between two messages in one answer."""
         return [self._encode(_Message("assistant", text, phase or msgspec.UNSET))] if text.strip() else []
 
     def _call_items(self, calls: Iterable[ToolCall]) -> list[bytes]:

@@ -1,8 +1,9 @@
-"""Answers of OpenAI's Responses API: a stream or a complete body becomes an assistant Message.
+"""Answers from OpenAI's Responses API: turns a stream or a complete body into an assistant Message.
 
 The result is always complete: every item was finished, and the response reported that it is complete or why it was cut
-short. Otherwise BrokenAnswer says what is wrong. The limits are those of every streamed answer. Tool arguments are kept
-verbatim, and so is reasoning, at its position. Unknown events are ignored; unknown items are sent back unchanged.
+short. Otherwise, BrokenAnswer says what is wrong. The limits are the same as for all streamed answers. Tool arguments
+are stored verbatim, and so is reasoning, at its position. Unknown events are ignored; unknown items are sent back
+unchanged.
 """
 
 from collections.abc import Callable
@@ -22,13 +23,13 @@ API = "openai-responses"
 format."""
 
 BETWEEN_MESSAGES = "\n\n"
-"""Separates two messages of one answer for the reader. It was not written by the model."""
+"""Separates two messages in one answer for the reader. It was not written by the model."""
 
 ITEMS = 1024
-"""The maximum number of items in an answer. It allows for reasoning and a message before each call, with a margin."""
+"""Maximum number of items in an answer. It allows for reasoning and a message before each call, with a margin."""
 
 _REASONS = {"content_filter": "content_filter"}
-"""The finish reasons for incomplete responses. All reasons not listed here mean that the output limit was reached."""
+"""The finish reasons for incomplete responses. Any reason not listed here means that the output limit was reached."""
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -42,7 +43,7 @@ class _Kind(msgspec.Struct, gc=False):
 
 
 class _Item(msgspec.Struct, gc=False):
-    """An item of an answer: a message, a call or reasoning. For other kinds only `type` is set."""
+    """An item of an answer: a message, a call or reasoning. For other kinds, only `type` is set."""
 
     type: str = ""
     id: str | None = None
@@ -77,7 +78,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _Growing:
-    """An item of the response while it arrives. `start` is its position in the text, and `calls` is the number of calls
+    """An item of the response as it arrives. `start` is its position in the text, and `calls` is the number of calls
     before it."""
 
     __slots__ = ("call", "calls", "characters", "done", "index", "kind", "phase", "raw", "start")
@@ -95,7 +96,7 @@ class _Growing:
 
 
 class ReturnedItem(msgspec.Struct, omit_defaults=True):
-    """A stored item. It is either an item that is sent back verbatim, or a mark that a number of `characters` of the
+    """A stored item. It is either an item that is sent back verbatim, or a mark that `characters` characters of the
     text were a separate message in this `phase`."""
 
     item: msgspec.Raw = msgspec.Raw()
@@ -117,7 +118,7 @@ class ResponsesAnswer(StreamedAnswer):
     __slots__ = ("_finish", "_items", "_length", "_usage")
 
     def __init__(self, limit: int, on_text: Callable[[str], None]) -> None:
-        # The last event repeats the complete answer, escaped, together with fields of the request.
+        # The last event repeats the complete answer, escaped, together with fields from the request.
         super().__init__(limit, on_text, event_bytes=EVENT_BYTES + 2 * limit)
         self._items: list[_Growing] = []  # lint: allow bounded by ITEMS
         self._length = 0
@@ -130,7 +131,7 @@ class ResponsesAnswer(StreamedAnswer):
         return self.done
 
     def event(self, data: bytes) -> None:
-        if data == b"[DONE]":  # some servers send the end mark of chat completions too
+        if data == b"[DONE]":  # some servers also send the end mark of chat completions
             return
         try:
             self._take_event(decode_tolerantly(_decode_event, data), data)
@@ -183,9 +184,9 @@ class ResponsesAnswer(StreamedAnswer):
             reason = response.incomplete_details.reason if response.incomplete_details else None
             self._finish = _REASONS.get(reason or "", "length")
         elif status != "completed":
-            raise BrokenAnswer("the endpoint's answer is not finished")
+            raise BrokenAnswer("the endpoint's answer is incomplete")
         elif any(not item.done for item in self._items):
-            raise BrokenAnswer("a part of the answer was started and never finished")
+            raise BrokenAnswer("part of the answer was started but never finished")
         self._usage = raw_value(response.usage)
         self.done = True
 
@@ -196,14 +197,14 @@ class ResponsesAnswer(StreamedAnswer):
         for item in reversed(self._items):
             if item.index == index if index is not None else item.kind == kind and not item.done:
                 if item.kind != kind:
-                    raise BrokenAnswer("a part of the answer changes its type")
+                    raise BrokenAnswer("part of the answer changes its type")
                 return item
         return None
 
     def _growing(self, index: int | None, kind: str) -> _Growing:
         item = self._find(index, kind) or self._open(kind, index)
         if item.done:
-            raise BrokenAnswer("a part of the answer continues after its end")
+            raise BrokenAnswer("part of the answer continues after its end")
         return item
 
     def _open(self, kind: str, index: int | None) -> _Growing:
@@ -228,8 +229,8 @@ class ResponsesAnswer(StreamedAnswer):
         return given
 
     def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
-        """Finishes an item. Its final event has the complete content, which must start with the content that was
-        streamed."""
+        """Finishes an item. Its final event contains the complete content, which must start with the streamed
+        content."""
         given = _decode_item(raw)
         item = self._growing(index, given.type)
         self._name(item, given)
@@ -239,7 +240,7 @@ class ResponsesAnswer(StreamedAnswer):
         elif item.kind == _CALL:
             self._settle_arguments(item, given.arguments or "")
         elif given.type != _THOUGHT or given.encrypted_content or given.content:
-            # Reasoning with only an id is dropped: nothing is stored at the provider, so the id is useless.
+            # Reasoning with only an id is dropped, since the provider stores nothing and the id is therefore useless.
             item.raw = bytes(raw)
             self.count_bytes(item.raw.decode())
             # The unparsed part must be JSON too, because it becomes part of every request.
@@ -301,8 +302,8 @@ class ResponsesAnswer(StreamedAnswer):
         )
 
     def _carried(self) -> tuple[OpaqueItem, ...]:
-        """Returns the reasoning items at their positions, and marks for messages. There are no marks if the text is a
-        single message before all calls."""
+        """Returns the reasoning items at their positions, and marks for the messages. There are no marks if the text is
+        a single message before all calls."""
         messages = [item for item in self._items if item.characters]
         marked = len(messages) > 1 or any(item.phase or item.calls for item in messages)
         carried: list[OpaqueItem] = []
@@ -323,8 +324,8 @@ def _decode_item(raw: msgspec.Raw) -> _Item:
 
 
 def _same_but_for_damage(said: str, whole: str) -> bool:
-    """True if two texts may differ only in replaced characters. A character that is split between two events is
-    replaced in the stream and intact in the final text."""
+    """True if two texts may differ only in replaced characters. A character split between two events is replaced in the
+    stream, but intact in the final text."""
     damaged, other = (said, whole) if REPLACEMENT in said else (whole, said)
     parts = damaged.split(REPLACEMENT)
     return len(parts) > 1 and other.startswith(parts[0]) and other.endswith(parts[-1])

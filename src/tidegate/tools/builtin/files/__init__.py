@@ -1,6 +1,7 @@
-"""The toolset `files`: reading, writing, editing, listing and searching the files of a session's workspace.
+"""The toolset `files`: reading, writing, editing, listing and searching the files in a session's workspace.
 
-`Files`, which every tool receives, decides which paths can be accessed. These modules format the results for a model.
+`Files`, which every tool receives, decides which paths can be accessed. The modules in this package format the results
+for a model.
 """
 
 from tidegate.tools.builtin.files.edit import edit_file

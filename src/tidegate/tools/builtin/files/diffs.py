@@ -1,6 +1,6 @@
 """Unified diffs of edits.
 
-Applying a diff to the old text yields the new text. Diffs are made from the replaced spans instead of by comparing the
+Applying a diff to the old text yields the new text. Diffs are created from the replaced spans and not by comparing the
 two texts, so the time is linear in the size of the text and the memory is proportional to the change.
 """
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 CONTEXT = 3
 SHOWN_LINES = 120
 SHOWN_CHARACTERS = 500
-"""The most lines of a diff, and the most characters of each line, that are shown to a model. The model knows the text
-that it replaced."""
+"""Maximum number of lines of a diff, and of characters of each line, shown to a model. The model knows the text that it
+has replaced."""
 
 NO_BREAK = "\\ No newline at end of file"
 
@@ -71,14 +71,14 @@ def bounded(lines: Iterable[str]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Splits the text at line feeds only, and keeps the line feeds."""
+    """Splits the text only at line feeds, and keeps the line feeds."""
     lines = [f"{line}\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
 def _line_end(text: str, place: int) -> int:
-    """Returns the offset of the end of the line that contains the offset `place`, after the line feed."""
+    """Returns the end of the line that contains offset `place`, after the line feed."""
     return text.find("\n", place) + 1 or len(text)
 
 
@@ -97,7 +97,7 @@ def _forth(text: str, place: int) -> int:
 
 
 def _range(start: int, length: int) -> str:
-    # An empty range is named by the line before it.
+    # An empty range is given as the line before it.
     return f"{start + (length > 0)},{length}"
 
 

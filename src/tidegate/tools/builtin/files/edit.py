@@ -1,6 +1,6 @@
-"""The tool `edit_file`: replaces one text with another.
+"""The tool `edit_file`, which replaces one text with another.
 
-The rest of the file, including line endings and permissions, is preserved exactly. Nothing is written if the file was
+The rest of the file, including line endings and permissions, is preserved exactly. Nothing is written if the file has
 changed in the meantime, or if the text does not occur exactly once, unless all occurrences are to be replaced. The
 result shows the difference.
 """
@@ -18,19 +18,19 @@ from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import Files, shown
 
 EDITED_BYTES = 2 * 1024 * 1024
-"""The largest file that can be edited; larger files are not edited by hand."""
+"""Maximum size of a file that can be edited. Larger files are not edited by hand."""
 
 MOST_PLACES = 10_000
-"""The most occurrences that one call can replace."""
+"""Maximum number of occurrences that one call can replace."""
 
 NAMED_PLACES = 10
-"""The most occurrences whose line numbers an error message lists."""
+"""Maximum number of occurrences whose line numbers are listed in an error message."""
 
 DIFFED_CHARACTERS = 64 * 1024
-"""The longest text for which a diff is shown. A model that has written more knows what it wrote."""
+"""Maximum length of a text for which a diff is shown. A model that has written more knows what it wrote."""
 
 MOST_SIMILAR_LINES = 100
-"""The most lines that are compared to find a line similar to a text that does not occur in the file."""
+"""Maximum number of lines compared to find a line similar to a text that does not occur in the file."""
 
 
 @tool(effect="write", long_results=True, timeout=60, contained=True)
@@ -59,7 +59,7 @@ async def edit(files: Files, path: str, old: str, new: str, *, every: bool = Fal
 
 
 def _edited(text: str, old: str, new: str, every: bool, path: str) -> tuple[bytes, str]:
-    """Returns the new content of the file, and the report for the model."""
+    """Returns the file's new content, and the report for the model."""
     change = replaced(text, old, new, every=every, path=path)
     places = "1 place" if len(change.spans) == 1 else f"{len(change.spans)} places"
     if max(len(old), len(new)) > DIFFED_CHARACTERS:
@@ -103,7 +103,7 @@ def replaced(text: str, old: str, new: str, *, every: bool, path: str) -> Change
 
 
 def _with_endings(text: str, old: str, new: str) -> tuple[str, str]:
-    """Returns both texts with the line endings of the file, since models write line feeds."""
+    """Returns both texts with the file's line endings, since models write line feeds."""
     breaks, windows = text.count("\n"), text.count("\r\n")
     if windows == 0 or (windows < breaks and old in text):
         return old, new

@@ -1,4 +1,4 @@
-"""The tool `list_files`: the contents of a folder.
+"""The tool `list_files`, which lists the contents of a folder.
 
 A listing has one name per line, in a fixed order, and mentions everything that it leaves out.
 """
@@ -49,7 +49,7 @@ async def listed(files: Files, path: str = ".", glob: str = "", recursive: bool 
     if not lines:
         lines.append("[nothing fits the glob]" if glob else "[the folder is empty]")
     if listing.stopped:
-        lines.append(f"[not all: {listing.stopped}; choose a folder below or a glob]")
+        lines.append(f"[not all: {listing.stopped}; choose a subfolder or a glob]")
     return "\n".join([*lines, *left_out(listing.left_out)])
 
 

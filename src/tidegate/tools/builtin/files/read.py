@@ -1,7 +1,7 @@
-"""The tool `read_file`: shows a text file page by page, a picture, or an audio file.
+"""The tool `read_file`, which shows a text file page by page, a picture, or an audio file.
 
-A page consists of complete lines, is shorter than the limit for tool results, and says which lines it contains if it is
-not the complete file. Pictures and audio files are passed to the model as media, within the usual bounds. Other files
+A page consists of complete lines, is shorter than the limit for tool results, and, if it is not the entire file, says
+which lines it contains. Pictures and audio files are passed to the model as media, within the usual limits. Other files
 cannot be shown.
 """
 
@@ -18,8 +18,8 @@ FilePath = Annotated[str, Meta(description="Path of the file: relative to the wo
 
 PAGE_LINES = 300
 PAGE_BYTES = 12 * 1024
-"""The largest page in bytes. With the line that describes it, a page stays below the default limits for tool output, so
-it is not truncated."""
+"""Maximum size of a page in bytes. Together with the line that describes it, a page stays below the default limits for
+tool output, so it is not truncated."""
 
 
 @tool(effect="read", long_results=True, timeout=60, parallel=True)
@@ -65,7 +65,7 @@ def _place(page: FileLines, text: str) -> str:
         return ""
     if page.cut:
         place = (
-            f"line {page.after} is longer than a page, this is its beginning; the next line is at offset={page.after}"
+            f"line {page.after} is longer than a page; this is its beginning; the next line is at offset={page.after}"
         )
     elif page.more:
         place = f"lines {page.first + 1} to {page.after}; more follow, continue with offset={page.after}"

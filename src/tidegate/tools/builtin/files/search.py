@@ -1,6 +1,7 @@
-"""The tool `search_files`: finds lines that match a pattern.
+"""The tool `search_files`, which finds lines that match a pattern.
 
-Lines are listed under their file with their numbers, in a fixed order. Everything that was not searched is mentioned.
+Lines are listed under their file with their numbers, in a fixed order. The result mentions everything that was not
+searched.
 """
 
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ def _lines(found: SearchResult, query: SearchQuery) -> Iterator[str]:
     for hit in found.hits:
         yield printable(hit.path)
         if hit.changed:
-            yield "[changed during the search: search again]"
+            yield "[changed during the search; search again]"
         yield from _of(hit, query)
         yield ""
 

@@ -1,6 +1,6 @@
-"""The tool `write_file`: writes a complete file.
+"""The tool `write_file`, which writes a complete file.
 
-At any moment the file contains either all of the old content or all of the new content.
+At any moment, the file contains either all of the old content or all of the new content.
 """
 
 from typing import Annotated
@@ -13,7 +13,8 @@ from tidegate.tools.tool import ToolContext, tool
 from tidegate.workspaces.files import Files, shown
 
 WRITTEN_BYTES = 4 * 1024 * 1024
-"""The largest file that can be written. This is more than a model writes; larger files are created by commands."""
+"""Maximum size of a file that can be written. This is more than a model writes; larger files are created by
+commands."""
 
 
 @tool(effect="write", long_results=True, timeout=60, contained=True)

@@ -2,8 +2,8 @@
 
 Charset labels have the same meaning as in browsers (the WHATWG Encoding Standard). Only the codecs listed here are
 used; each takes time linear in its input. A label that is not listed (`punycode`, `idna`, `utf-7`, `rot13`) is ignored;
-text without a known label is decoded as UTF-8. No input raises an error: invalid bytes become U+FFFD. The module also
-runs in a child process, so it uses the standard library only.
+text without a known label is decoded as UTF-8. No input raises an error: invalid bytes become U+FFFD. This module also
+runs in a child process, so it uses only the standard library.
 """
 
 import codecs
@@ -14,7 +14,7 @@ _INPUT, _OUTPUT = 0, 1
 _PIECE = 1024 * 1024
 
 LONGEST_MARK = 3
-"""Bytes of the longest byte order mark."""
+"""Length of the longest byte order mark, in bytes."""
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _LISTED = {
@@ -65,8 +65,8 @@ CODECS = {label: codec for codec, labels in _LISTED.items() for label in labels.
 
 
 def codec(start: bytes, *labels: str) -> str:
-    """Returns the codec of a text, as indicated by its byte order mark, or else by the first known label. The default
-    is UTF-8."""
+    """Returns a text's codec, as indicated by its byte order mark or, failing that, by the first known label. The
+    default is UTF-8."""
     for mark, name in _MARKS:
         if start.startswith(mark):
             return name
@@ -74,8 +74,8 @@ def codec(start: bytes, *labels: str) -> str:
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order has `charset`, as the server sent it. The text is read from descriptor 0 and written to
-    descriptor 1 as UTF-8."""
+    """Runs the job. The order contains `charset`, as sent by the server. The text is read from descriptor 0 and written
+    to descriptor 1 as UTF-8."""
     decoder = codecs.getincrementaldecoder(codec(os.pread(_INPUT, LONGEST_MARK, 0), order["charset"]))("replace")
     place = 0
     while piece := os.pread(_INPUT, _PIECE, place):

@@ -2,9 +2,9 @@
 
 The output is the page's text in its original order, without scripts, styles and navigation. Headings, lists, tables,
 quotations, code and links with absolute addresses are kept. The output has at most the requested number of bytes, and
-the result says whether it was truncated. The job runs in a child process because a crafted page can make a parser use a
-lot of time and memory. It uses the standard library or, if it is installed, trafilatura, which is better at finding the
-main content.
+the result says whether it was truncated. The job runs in a child process because a malicious page can make a parser use
+a lot of time and memory. It uses the standard library or, if it is installed, trafilatura, which is better at finding
+the main content.
 """
 
 import importlib
@@ -44,9 +44,10 @@ _DEEPEST = 20
 
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs the job. The order has `url`, `charset` (as the server sent it, or empty), `bytes` (the longest output) and
-    `trafilatura` (the folder to import it from, or empty). The page is read from descriptor 0, the Markdown is written
-    to descriptor 1. The result has `title`, `cut`, and `by`, the converter that was used."""
+    """Runs the job. The order contains `url`, `charset` (as sent by the server, or empty), `bytes` (the maximum length
+    of the output) and `trafilatura` (the folder from which to import it, or empty). The page is read from descriptor 0;
+    the Markdown is written to descriptor 1. The result contains `title`, `cut`, and `by`, the converter that was
+    used."""
     page = _NO_CHARACTER.sub("\ufffd", _decoded(_read(), order["charset"]))
     found = _TITLE.search(page)
     text, by = _with_trafilatura(page, order) if order["trafilatura"] else ("", "")
@@ -62,7 +63,7 @@ def _with_trafilatura(page: str, order: dict[str, Any]) -> tuple[str, str]:
     sys.path.append(order["trafilatura"])
     try:
         extract = importlib.import_module("trafilatura").extract
-    except ImportError:  # a part of it is missing
+    except ImportError:  # part of it is missing
         return "", ""
     text = extract(
         page,
@@ -85,7 +86,7 @@ def _with_converter(page: str, url: str) -> str:
 
 class Converter(HTMLParser):
     """Collects blocks of text during parsing. It counts open elements instead of building a tree, so elements that are
-    never closed, or closed twice, do little harm."""
+    never closed, or are closed twice, do little harm."""
 
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -108,7 +109,7 @@ class Converter(HTMLParser):
     # -- parser events --
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "body":  # closes everything that was left open before it
+        if tag == "body":  # it closes everything that was left open before
             self._open |= dict.fromkeys(_SILENT, 0)
             self._silent = 0
         if tag in self._open:
@@ -224,7 +225,7 @@ class Converter(HTMLParser):
             return
         self._end_cell()
         cells, self._cells = self._cells, None
-        # Pages that use tables for layout have rows of one cell with plain text.
+        # Pages that use tables for layout have rows with a single cell of plain text.
         if len(cells) == 1:
             self._put(cells[0])
         elif cells and any(cells):
@@ -288,7 +289,7 @@ def _title(text: str) -> str:
 
 
 def _decoded(data: bytes, charset: str) -> str:
-    # By its bare name: in the child process the module is in no package.
+    # Imported by its bare name, since in the child process the module is not in a package.
     codec = importlib.import_module("charsets").codec
     found = _META.search(data[:_META_BYTES])
     declared = found[1].decode("ascii") if found else ""

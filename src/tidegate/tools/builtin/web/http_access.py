@@ -1,10 +1,10 @@
-"""The fetches and searches of agents.
+"""Agents' web fetches and searches.
 
-A fetch connects only to public addresses and to those listed in `web.private`. Without a proxy, the address is checked
-right before the connection. Through the proxy of `web.proxy`, which resolves names itself, each host is checked before
-it is requested, as far as this machine can resolve it (`http_client/address_guard.py`). A fetch sends no cookies and no
-credentials. Its time and its decompressed size are bounded, and only one chunk is in memory at a time. Searches, and
-the search key, go only to the configured engine.
+A fetch connects only to public addresses and those listed in `web.private`. Without a proxy, the address is checked
+right before the connection is made. With the proxy in `web.proxy`, which resolves names itself, each host is checked
+before the request, as far as this machine can resolve it (`http_client/address_guard.py`). A fetch sends no cookies and
+no credentials. Its time and decompressed size are bounded, and only one chunk is in memory at a time. Searches and the
+search key are sent only to the configured engine.
 
 WebAccess owns its connections, which are opened on first use and closed when it is exited.
 """
@@ -40,26 +40,26 @@ from tidegate.spool import JobRunner
 from tidegate.tools.builtin.web.search_engines import SearchEngine, SearchHit, engine
 
 AT_ONCE = 16
-"""Pages that are fetched or processed concurrently. Further fetches wait, within their deadlines."""
+"""Number of pages fetched or processed concurrently. Further fetches wait, within their deadlines."""
 
 REDIRECTS = 5
-"""The most redirects of one fetch: more than any page needs. Browsers stop at 20."""
+"""Maximum number of redirects per fetch: more than any page needs. Browsers stop at 20."""
 
 URL_CHARACTERS = 4000
-"""The longest address in characters, longer than servers accept."""
+"""Maximum length of an address in characters: longer than servers accept."""
 
 AUTHORITY_CHARACTERS = 300
-"""The longest host with port, in characters. Host names have at most 253, and encoding a long name in another script is
-slow."""
+"""Maximum length of a host with its port, in characters. Host names have at most 253 characters, and encoding a long
+name in another script is slow."""
 
 TYPE_CHARACTERS = 300
-"""The most characters of the Content-Type header that are read."""
+"""Maximum number of characters read from the Content-Type header."""
 
 SHOWN_CHARACTERS = 300
-"""The most characters of an address that are shown in a message."""
+"""Maximum number of characters of an address shown in a message."""
 
 SEARCH_BYTES = 2 * 1024 * 1024
-"""The largest response of a search engine. Twenty results take some tens of KiB."""
+"""Maximum size of a search engine's response. Twenty results take a few tens of KiB."""
 
 NOT_PUBLIC = "its address is not public and not listed in web.private"
 
@@ -75,16 +75,16 @@ _HEADERS = {
 
 
 Contacts = Callable[[str], None]
-"""Called with the name of a host before it is contacted."""
+"""Called with a host's name before the host is contacted."""
 
 
 def _unrecorded(host: str) -> None:
-    """Does nothing. This is the default for `contacts` where there is no audit log."""
+    """Does nothing. This is the default for `contacts` if there is no audit log."""
 
 
 class FetchedPage(NamedTuple):
-    """A fetched page. `url` is its address after redirects. `fd` is a descriptor of the decompressed content, which has
-    `size` bytes. It stays open until the end of the block."""
+    """A fetched page. `url` is its address after redirects. `fd` is a descriptor for the decompressed content, which
+    has `size` bytes. It stays open until the end of the block."""
 
     url: str
     media_type: str
@@ -94,8 +94,8 @@ class FetchedPage(NamedTuple):
 
 
 class WebAccess:
-    """The HTTP client of the process. Refuses all requests until its context is entered. `key` is the search engine's
-    key; `resolver` is for tests."""
+    """Web access for all agents. Refuses all requests until its context is entered. `key` is the search engine's key;
+    `resolver` is for tests."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class WebAccess:
                 self._places.release()
 
     async def search(self, query: str, count: int, contacts: Contacts = _unrecorded) -> tuple[SearchHit, ...]:
-        """Returns at most `count` results, the best first. `contacts` is called with the search engine's host."""
+        """Returns at most `count` results, best first. `contacts` is called with the search engine's host."""
         if self._engine is None:
             raise ToolFailed(
                 "No search engine is configured: the operator can choose one with search in the table [web] of "
@@ -172,7 +172,7 @@ class WebAccess:
         body = () if request.body is None else (request.body,)
         async with _in_time(f"The search with {name}", self.settings.fetch_seconds):
             try:
-                # Redirects are not followed: the key goes only to the configured address.
+                # Redirects are not followed, since the key must go only to the configured address.
                 response = await self._unguarded.request(target, body, self._waits)
                 try:
                     status = response.status
@@ -187,7 +187,7 @@ class WebAccess:
 
     def _check_entered(self) -> None:
         if not self._entered:
-            raise ToolFailed("There is no access to the web here.")
+            raise ToolFailed("Web access is not available here.")
 
     def _target(self, url: URL, headers: dict[str, str], method: str = "GET") -> Target:
         proxy = self._network.secret_proxy_for(str(url), self.settings.proxy, exceptions=True)
@@ -226,7 +226,7 @@ class WebAccess:
 
     async def _kept(self, response: IncomingResponse, url: URL, fd: int) -> FetchedPage:
         if response.status != HTTPStatus.OK:
-            raise ToolFailed(f"{shown(url)} cannot be fetched: the server answered {_status(response.status)}.")
+            raise ToolFailed(f"{shown(url)} cannot be fetched: the server responded with {_status(response.status)}.")
         most = self.settings.fetch_bytes
         size = 0
         while piece := await response.read():
@@ -238,8 +238,8 @@ class WebAccess:
 
 
 def content_type(header: str) -> tuple[str, str]:
-    """Returns the media type and charset of a Content-Type header. The standard library's parser is not used, since it
-    takes quadratic time, and decodes parts of the header with codecs that the header chooses."""
+    """Returns the media type and charset of a Content-Type header. The standard library's parser is not used, because
+    it takes quadratic time and decodes parts of the header with codecs chosen by the header."""
     media_type, _, parameters = header[:TYPE_CHARACTERS].partition(";")
     found = _CHARSET.search(f";{parameters}")
     known = _MEDIA_TYPE.fullmatch(media_type.strip())
@@ -252,9 +252,9 @@ def shown(url: URL | str) -> str:
 
 
 def _checked(text: str, base: URL | None = None) -> URL:
-    """Parses and checks an address; `base` is the address that redirected to it. An address that is refused is not
-    quoted, since it may hold a password."""
-    whose = "The address" if base is None else f"{shown(base)} leads to an address that"
+    """Parses and checks an address; `base` is the address that redirected to it. A refused address is not quoted, since
+    it may contain a password."""
+    whose = "The address" if base is None else f"{shown(base)} redirects to an address that"
     text = text.strip()
     try:
         if len(text) > URL_CHARACTERS or any(ord(c) < 32 or ord(c) == 127 for c in text) or _AUTHORITY.match(text):
@@ -292,9 +292,10 @@ async def _read(response: IncomingResponse, most: int) -> bytes:
 
 
 def _why(failure: ConnectionFailed) -> str:
-    """Returns the reason for a failure. The library's message is not used, since it may quote the server's response."""
+    """Returns the reason for a failure. The library's message is not used because it may quote the server's
+    response."""
     if failure.proxy:
-        return "the proxy in web.proxy made no connection"
+        return "the proxy in web.proxy could not connect"
     match failure.trouble:
         case "forbidden":
             return NOT_PUBLIC
@@ -323,7 +324,7 @@ def _status(status: int) -> str:
 
 @contextmanager
 def _anonymous() -> Iterator[int]:
-    """Yields the descriptor of an anonymous file in memory, which disappears when it is closed."""
+    """Yields the descriptor of an anonymous in-memory file, which disappears when it is closed."""
     fd = os.memfd_create("page")
     try:
         yield fd

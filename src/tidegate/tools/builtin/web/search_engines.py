@@ -1,8 +1,8 @@
 """Search engines: their requests and responses.
 
 This module does no I/O. A request contains everything that is sent. A response is parsed into results, each with an
-HTTP address and texts of bounded length, or into an error in one sentence. Keys are sent in a header, and never appear
-in an address or a message.
+HTTP address and texts of bounded length, or into a one-sentence error. Keys are sent in a header and never appear in an
+address or message.
 """
 
 import html
@@ -21,14 +21,14 @@ from tidegate.security import Secret
 TITLE_CHARACTERS = 200
 TEXT_CHARACTERS = 600
 MARKED_UP_CHARACTERS = 4000
-"""The most characters of a title or text with markup that are parsed. These are several times as many as are shown, but
-too few for a number with more digits than `int` accepts."""
+"""Maximum number of characters parsed from a title or text with markup. This is several times as many as are shown, but
+not enough for a number with more digits than `int` accepts."""
 
 ADDRESS_CHARACTERS = 1000
-"""A result with a longer address is left out, since half an address is useless."""
+"""Results with a longer address are left out, since half an address is useless."""
 
 MOST = 20
-"""The most results of one search: as many as every engine returns in one response."""
+"""Maximum number of results per search: as many as every engine returns in one response."""
 
 BRAVE = "https://api.search.brave.com/res/v1"
 TAVILY = "https://api.tavily.com"
@@ -57,7 +57,7 @@ class SearchEngine(Protocol):
 
     def request(self, query: str, count: int) -> SearchEngineRequest: ...
     def complaint(self, status: int) -> str:
-        """Explains an error status. The text is the end of a sentence."""
+        """Explains an error status, phrased as the end of a sentence."""
         ...
 
     def hits(self, answer: bytes) -> tuple[SearchHit, ...]: ...
@@ -97,7 +97,7 @@ class SearXNG:
 
     def request(self, query: str, count: int) -> SearchEngineRequest:
         headers = {"Accept": "application/json"}
-        if self._key is not None:  # for a proxy in front of it
+        if self._key is not None:  # for a proxy in front of the engine
             headers["Authorization"] = f"Bearer {self._key.reveal()}"
         return SearchEngineRequest("GET", f"{self._base}/search", {"q": query, "format": "json"}, headers)
 

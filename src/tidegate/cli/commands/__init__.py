@@ -1,0 +1,1 @@
+"""The commands, one module or package each. In each of them, `command` is the function that runs."""

@@ -1,1 +1,0 @@
-"""The terminal client: line input, output, and agents' questions."""

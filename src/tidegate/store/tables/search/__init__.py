@@ -1,0 +1,1 @@
+"""The search index of messages and titles, and the searches in it."""
