@@ -51,9 +51,11 @@ crash: $(VENV)/.installed-dev
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python tools/mutants.py $(ARGS)
 
-# Installs foreign programs into .clients/ and runs them against a gateway: docs/clients.md.
+# Installs foreign programs into .clients/ and runs them against a gateway: docs/clients.md. Without names, also runs the
+# reference servers and the conformance suite of MCP.
 clients: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.clients $(ARGS)
+	@$(if $(ARGS),,$(BIN)/python -m tests.clients.mcp_reference)
 
 $(VENV)/.python:
 	@tools/make_venv.sh $(VENV)
@@ -76,7 +78,7 @@ LOCK := uv pip compile --quiet --python-version 3.11 --universal --generate-hash
 	--no-emit-index-url --no-annotate --no-header
 locks:
 	$(LOCK) pyproject.toml -o requirements.lock > /dev/null
-	$(LOCK) pyproject.toml --extra chat --extra images --extra vectors --extra web --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
+	$(LOCK) pyproject.toml --extra chat --extra images --extra mcp --extra vectors --extra web --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
 	printf "hatchling\neditables\n" | $(LOCK) - -o requirements-build.lock > /dev/null
 
 clean:

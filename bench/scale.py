@@ -45,6 +45,11 @@ class Scale:
     crash_sessions: int
     sandbox_kills: int
     """Kills while a sandbox starts."""
+    mcp_calls: int
+    mcp_servers: int
+    """Servers that are connected at once."""
+    mcp_cycles: int
+    """Starts and stops of one server."""
     settle: float
     """Seconds to wait before an idle process is read."""
 
@@ -77,6 +82,9 @@ TINY = Scale(
     kills=2,
     crash_sessions=3,
     sandbox_kills=3,
+    mcp_calls=200,
+    mcp_servers=3,
+    mcp_cycles=10,
     settle=0.05,
 )
 
@@ -108,6 +116,9 @@ QUICK = Scale(
     kills=10,
     crash_sessions=8,
     sandbox_kills=200,
+    mcp_calls=2000,
+    mcp_servers=50,
+    mcp_cycles=100,
     settle=1.0,
 )
 
@@ -139,6 +150,9 @@ FULL = Scale(
     kills=50,
     crash_sessions=12,
     sandbox_kills=200,
+    mcp_calls=6000,
+    mcp_servers=50,
+    mcp_cycles=1000,
     settle=2.0,
 )
 

@@ -34,6 +34,7 @@ FIGURES = (
     "search",
     "kill",
     "orphans",
+    "mcp",
 )
 
 

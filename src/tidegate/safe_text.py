@@ -49,3 +49,16 @@ def _is_visible(character: str) -> bool:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
+)
+
+
+def strip_invisible(text: str) -> str:
+    """Removes control characters except newline and tab, and all characters that people cannot see, for text of
+    strangers that a model reads. Emoji that are joined by such characters fall apart."""
+    return _HIDDEN.sub("", text)

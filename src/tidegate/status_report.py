@@ -168,6 +168,29 @@ class SearchStatus(Frozen, frozen=True, omit_defaults=False):
     vectors: VectorsStatus | None = None
 
 
+class McpStatus(Frozen, frozen=True, omit_defaults=False):
+    """A configured MCP server. `state` and `since` are those of its worst running server if there are several, and
+    `running` is the number of those that are ready. `memory` is the bytes of its processes; `tools` is null until it
+    has been listed once."""
+
+    name: str
+    transport: str
+    scope: str
+    state: ServiceState
+    since: float
+    restarts: int
+    fault: ServiceFault | None
+    error: str
+    pid: int | None
+    memory: int
+    revision: str
+    server: str
+    tools: int | None
+    running: int
+    calls: int
+    warnings: list[str]
+
+
 class SessionsStatus(Frozen, frozen=True):
     """The part of the status provided by `Sessions`."""
 
@@ -183,6 +206,7 @@ class SessionsStatus(Frozen, frozen=True):
     """The budgets for the whole gateway. The first is limits.day_tokens."""
     model_states: dict[str, ModelStatus]
     models: dict[str, ModelUsage]
+    mcp: list[McpStatus]
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
@@ -319,7 +343,7 @@ class PluginStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class StatusReport(Frozen, frozen=True, omit_defaults=False):
-    """A gateway's status as read by the command line: `GatewayStatus` without the fields for the store and the model
+    """A gateway's status as read by the CLI: `GatewayStatus` without the fields for the store and the model
     clients. In JSON, the fields of `SessionsStatus` are at the top level."""
 
     version: str
@@ -345,6 +369,7 @@ class StatusReport(Frozen, frozen=True, omit_defaults=False):
     connections: ConnectionStats
     tape: RecorderStatus | ReplayerStatus | None
     plugins: list[PluginStatus]
+    mcp: list[McpStatus]
     chores: list[MaintenanceStatus]
     memory: MemoryStatus
     """The process's memory; a `MemoryBreakdown` if one was requested."""

@@ -25,6 +25,7 @@ COMMANDS = {
     "audit": "Show the audit log.",
     "keys": "Add, list or revoke keys for the HTTP API.",
     "browsers": "List the browsers signed in to the chat page, or sign them out.",
+    "mcp": "Add, list, test, restart, remove or import MCP servers.",
     "models": "List the configured models and their properties.",
     "skills": "List the agents' skills, and folders that were left out.",
     "projects": "List or accept prompt files in shared project folders.",

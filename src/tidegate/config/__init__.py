@@ -12,6 +12,7 @@ from tidegate.config.reference import example, reference, show
 from tidegate.config.settings import Config
 from tidegate.config.tables.agents import AgentSettings, ContextSettings, MemorySettings
 from tidegate.config.tables.limits import BudgetSettings, ExpirySettings, LimitSettings
+from tidegate.config.tables.mcp import McpSettings
 from tidegate.config.tables.models import ModelSettings, NetworkSettings
 from tidegate.config.tables.server import LogSettings, ServerSettings, StoreSettings, is_loopback
 from tidegate.config.tables.workspaces import WebSettings, WorkspaceSettings
@@ -29,6 +30,7 @@ __all__ = [
     "InvalidValue",
     "LimitSettings",
     "LogSettings",
+    "McpSettings",
     "MemorySettings",
     "ModelSettings",
     "NetworkSettings",

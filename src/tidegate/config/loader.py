@@ -20,6 +20,7 @@ from tidegate.config.settings import NAMED, SINGLE, Config
 from tidegate.config.tables.agents import AgentSettings
 from tidegate.config.tables.declarations import settings_of
 from tidegate.config.tables.limits import BudgetSettings
+from tidegate.config.tables.mcp import McpSettings
 from tidegate.config.tables.models import MODEL_KINDS, ModelKindName, ModelSettings
 from tidegate.config.tables.server import ServerSettings, is_loopback
 from tidegate.config.tables.workspaces import WebSettings
@@ -42,6 +43,7 @@ PRICES = ("price_input", "price_output", "price_cached", "price_written")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _UNENCRYPTED = "to another machine over plain http, where others can read it; use https, or a tunnel to 127.0.0.1"
+SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
 DEFAULT_TOOLS = ("ask", "clock", "context", "files", "memory", "skills", "terminal")
 
 
@@ -84,6 +86,7 @@ def read(text: str, home: Path) -> Config:
     models = _named("models", document, faults)
     agents = _named("agents", document, faults)
     budgets = _named("budgets", document, faults)
+    mcp = _named("mcp", document, faults)
     plugins = plugin_tables(document.get(PLUGINS, {}), faults)
     demo = not models
     if demo:
@@ -98,6 +101,7 @@ def read(text: str, home: Path) -> Config:
         _check_delegates(agents, faults)
         _check_context(parts, models, faults)
     _check_budgets(budgets, agents, faults)
+    _check_mcp(mcp, agents, faults)
     if faults:
         raise Misconfigured(_report(faults))
     return Config(
@@ -105,6 +109,7 @@ def read(text: str, home: Path) -> Config:
         models=MappingProxyType(models),
         agents=MappingProxyType(agents),
         budgets=MappingProxyType(budgets),
+        mcp=MappingProxyType(mcp),
         plugins=plugins,
         demo=demo,
         **parts,
@@ -398,3 +403,37 @@ def _budget_faults(budget: BudgetSettings, agents: Mapping[str, AgentSettings | 
     for agent in budget.only if budget.per == "agent" else ():
         if agent not in agents:
             yield f"only contains {_key(agent)!r}, but there is no [agents.{_key(agent)}]{nearest(agent, agents)}"
+
+
+def _check_mcp(
+    servers: dict[str, McpSettings | None], agents: Mapping[str, AgentSettings | None], faults: list[str]
+) -> None:
+    for name, server in servers.items():
+        where = _join("mcp", name)
+        if not SERVER_NAME.fullmatch(name) or "__" in name:
+            faults.append(
+                f"{where}: the name of an MCP server may have up to 24 letters, digits, '_' and '-', without '__', "
+                "since the names of its tools begin with it"
+            )
+        if server is not None:
+            faults += (f"[{where}] {fault}" for fault in _mcp_faults(server, agents))
+
+
+def _mcp_faults(server: McpSettings, agents: Mapping[str, AgentSettings | None]) -> Iterator[str]:
+    if bool(server.command) == bool(server.url):
+        yield "requires either the key 'command' or the key 'url'"
+    if server.url:
+        for key in ("args", "env", "cwd", "read_only"):
+            if getattr(server, key):
+                yield f"has the key {key!r}, which requires 'command'; remove it"
+        if (server.token or any(map(is_reference, server.headers.values()))) and _is_open(server.url):
+            yield f"url would send its credentials {_UNENCRYPTED}"
+    elif server.token or server.headers:
+        yield "has the key 'token' or 'headers', which requires 'url'; use 'env' for a program"
+    if server.token and any(name.lower() == "authorization" for name in server.headers):
+        yield "has 'token' and a header 'authorization'; remove one of them"
+    if server.start == "eager" and server.scope != "process":
+        yield f'has start = "eager", which requires scope = "process", not {quote(server.scope)}'
+    for agent in server.agents:
+        if agent not in agents:
+            yield f"agents contains {_key(agent)!r}, but there is no [agents.{_key(agent)}]{nearest(agent, agents)}"

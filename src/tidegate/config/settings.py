@@ -13,6 +13,7 @@ import msgspec
 
 from tidegate.config.tables.agents import AgentSettings, ContextSettings, MemorySettings, SkillSettings
 from tidegate.config.tables.limits import BudgetSettings, ExpirySettings, LimitSettings
+from tidegate.config.tables.mcp import McpSettings
 from tidegate.config.tables.models import ModelSettings, NetworkSettings
 from tidegate.config.tables.server import LogSettings, ServerSettings, StoreSettings
 from tidegate.config.tables.workspaces import WebSettings, WorkspaceSettings
@@ -28,6 +29,7 @@ class Config(Frozen, frozen=True):
     store: StoreSettings = StoreSettings()
     models: Mapping[str, ModelSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     agents: Mapping[str, AgentSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
+    mcp: Mapping[str, McpSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     limits: LimitSettings = LimitSettings()
     budgets: Mapping[str, BudgetSettings] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     workspaces: WorkspaceSettings = WorkspaceSettings()
@@ -74,6 +76,6 @@ SINGLE: Mapping[str, type[Frozen]] = MappingProxyType(
 """Tables that occur only once, by their name in the file."""
 
 NAMED: Mapping[str, type[Frozen]] = MappingProxyType(
-    {"models": ModelSettings, "agents": AgentSettings, "budgets": BudgetSettings}
+    {"models": ModelSettings, "agents": AgentSettings, "budgets": BudgetSettings, "mcp": McpSettings}
 )
 """Groups of tables with user-defined names, such as `[models.NAME]`."""

@@ -35,6 +35,7 @@ LARGEST_USER = 2**32 - 2
 """The highest valid user id. The next number means "no user"."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 FRAMING = frozenset(
     {"content-length", "transfer-encoding", "connection", "keep-alive", "expect", "upgrade", "te", "trailer"}
@@ -388,6 +389,20 @@ class TextLines(Plain):
         return tuple(line.read(each) for each in value)
 
 
+class Arguments(Plain):
+    """A list of arguments of a program, which may be empty texts. Credentials are refused, since every program on the
+    machine can read them; invalid values are never quoted."""
+
+    shape = "a list of texts"
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, str) and "\0" not in each for each in value):
+            raise InvalidValue(f"must be {self.shape}")
+        if any(SECRET.search(each) for each in value):
+            raise InvalidValue("must not contain a secret; use a variable in `env` with a reference instead")
+        return tuple(value)
+
+
 class Networks(Plain):
     """A list of IP addresses and networks in canonical form."""
 
@@ -513,10 +528,30 @@ class Headers:
                 raise InvalidValue(f"has the header {quote(name)}, whose value must be one line of plain text")
             if (SENSITIVE_HEADER.search(name) or looks_secret(text)) and not is_reference(text):
                 raise InvalidValue(
-                    f'has the header {quote(name)}, which must be a reference, "env:NAME" or "file:PATH"'
+                    f'has the header {quote(name)}, which must be a reference: "env:NAME" or "file:PATH"'
                 )
         return dict(value)
 
     def write(self, value: Any) -> str:
         inner = ", ".join(f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items())
         return f"{{ {inner} }}" if inner else "{}"
+
+
+class Variables(Headers):
+    """Environment variables. Anything that may be a credential must be a reference; invalid values are never quoted."""
+
+    shape = "a table of variable names and values (with credentials only as references)"
+
+    def read(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise InvalidValue(f"must be {self.shape}, not {quote(value)}")
+        for name, text in value.items():
+            if not VARIABLE.fullmatch(name):
+                raise InvalidValue(f"has {quote(name)}, which is not a valid name of an environment variable")
+            if not isinstance(text, str) or "\0" in text or len(text) > 32_768:
+                raise InvalidValue(f"has the variable {quote(name)}, whose value must be text")
+            if looks_secret(text) and not is_reference(text):
+                raise InvalidValue(
+                    f'has the variable {quote(name)}, which must be a reference: "env:NAME" or "file:PATH"'
+                )
+        return dict(value)

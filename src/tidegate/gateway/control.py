@@ -10,6 +10,7 @@ reserved ones.
     {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. A second
                                        request does not wait for turns, unless it has "hurry": false
     {"do": "code"}                     a new one-time link to the chat page
+    {"do": "mcp", "what": "list"}      about MCP servers (gateway/mcp_requests.py)
     {"do": "check"}                    full integrity check of the database
 """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from tidegate import commands
+from tidegate import slash_commands
 from tidegate.config import FILE_NAME, show
 from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import home as home_folder
@@ -27,6 +27,7 @@ from tidegate.gateway.control import Control
 from tidegate.gateway.cpu_affinity import CHECK_SECONDS, CpuAffinity
 from tidegate.gateway.lock import TAKEOVER_NAME, BeingTakenOver, HomeLock, command_hint, holder_of
 from tidegate.gateway.maintenance import Maintenance
+from tidegate.gateway.mcp_requests import McpRequests
 from tidegate.gateway.preflight import preflight
 from tidegate.gateway.process_memory.accounting import MemoryAccounting
 from tidegate.gateway.process_memory.allocator import trim
@@ -331,6 +332,7 @@ class Gateway:
             search_key=None if reference is None else self._ready.secrets.get(reference),
             plugins=self._plugins,
             network=self._network,
+            secrets=self._ready.secrets,
         )
         self._presence = components.presence
         self.sessions = Sessions(components)
@@ -342,7 +344,7 @@ class Gateway:
 
     async def _open_web(self) -> None:
         self._health = Health(self.store, clock=self._clock)
-        registry = commands.build(self.sessions)
+        registry = slash_commands.build(self.sessions)
         app = create_app(
             service=self.sessions,
             commands=registry,
@@ -413,6 +415,7 @@ class Gateway:
             pressure=self._pressure,
             recording=self._recording,
             plugins=self._plugins,
+            mcp=McpRequests(self.home, self.sessions.servers, self._redactor),
             stop=self.ask_to_stop,
         )
         await Control(self.home, self._status_service.verbs(), self._descriptors).open(self._scope.child("control"))

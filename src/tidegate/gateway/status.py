@@ -17,6 +17,7 @@ from tidegate.gateway import start_message
 from tidegate.gateway.control import Verb
 from tidegate.gateway.home import one_time_code
 from tidegate.gateway.maintenance import Maintenance
+from tidegate.gateway.mcp_requests import McpRequests
 from tidegate.gateway.process_memory.accounting import MemoryAccounting, private_bytes
 from tidegate.gateway.process_memory.pressure import MemoryPressure
 from tidegate.gateway.recording import Recording
@@ -56,6 +57,7 @@ class StatusService:
         pressure: MemoryPressure,
         recording: Recording,
         plugins: "Plugins | None",
+        mcp: McpRequests,
         stop: Callable[..., None],
     ) -> None:
         self._config = config
@@ -70,12 +72,19 @@ class StatusService:
         self._pressure = pressure
         self._recording = recording
         self._plugins = plugins
+        self._mcp = mcp
         self._stop = stop
         self._since = time.time()
 
     def verbs(self) -> dict[str, Verb]:
         """Returns the handlers of the control socket's requests, by name."""
-        return {"status": self._on_status, "stop": self._on_stop, "code": self._on_code, "check": self._on_check}
+        return {
+            "status": self._on_status,
+            "stop": self._on_stop,
+            "code": self._on_code,
+            "check": self._on_check,
+            "mcp": self._mcp.answer,
+        }
 
     async def status(self, *, memory: bool = False) -> GatewayStatus:
         """Returns the complete status. With `memory`, it includes a breakdown of memory use by kind and owner."""

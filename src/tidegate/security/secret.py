@@ -60,7 +60,7 @@ class Secret:
 def resolve(reference: str, env: Mapping[str, str], home: Path) -> Secret:
     """Returns the secret to which `env:NAME` or `file:PATH` (relative to the home folder) refers."""
     if not is_reference(reference):
-        raise Misconfigured('a secret must be a reference, "env:NAME" or "file:PATH"')
+        raise Misconfigured('a secret must be a reference: "env:NAME" or "file:PATH"')
     kind, _, name = reference.partition(":")
     if kind == "env":
         if not env.get(name, "").strip():

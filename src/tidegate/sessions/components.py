@@ -18,6 +18,7 @@ from tidegate.engine import Engine, build_engine
 from tidegate.http_client import Network
 from tidegate.lifetimes import Ledger, Presence, Scope
 from tidegate.log import Log
+from tidegate.mcp import McpServers
 from tidegate.models import Models
 from tidegate.security import Secret
 from tidegate.sessions.admission import Intake
@@ -25,7 +26,7 @@ from tidegate.sessions.lifecycle import EndHook, SessionEndings
 from tidegate.sessions.prompt_prefix import PromptPrefixes, PromptSource
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Store
-from tidegate.tools import Delegates, Notes, Recall, Skills, ToolRegistry, ToolServices
+from tidegate.tools import Delegates, Notes, Recall, Skills, ToolServices, Toolsets
 from tidegate.turns import DELEGATE, Approvals, Budgets, Channels, Compaction, Runner, ToolEnv
 from tidegate.workspaces import Provenance, Workspaces
 
@@ -67,6 +68,7 @@ class Components:
     extractor: "NoteExtractor | None"
     delegation: "Delegation | None"
     recall: "RecallService | None"
+    servers: McpServers
 
 
 def build_components(
@@ -74,7 +76,7 @@ def build_components(
     store: Store,
     config: Config,
     models: Models,
-    tools: ToolRegistry,
+    tools: Toolsets,
     *,
     clock: Callable[[], float] = time.time,
     hooks: Mapping[str, EndHook] | None = None,
@@ -83,10 +85,12 @@ def build_components(
     search_key: Secret | None = None,
     plugins: "Plugins | None" = None,
     network: Network | None = None,
+    secrets: Mapping[str, Secret] | None = None,
 ) -> Components:
     """Builds all components. `environment` is the process's environment, from which commands get the variables named in
     the settings. `search_key` is the key for the web search engine. `plugins` are the configured plug-ins. `network`
-    determines how the web tools reach other hosts."""
+    determines how the web tools and MCP servers reach other hosts. `secrets` are the secrets of MCP servers, by
+    reference."""
     channels = channels or Channels()
     budgets = Budgets(config, store, clock)
     presence = _presence(scope, config)
@@ -106,6 +110,8 @@ def build_components(
         provenance=provenance,
     )
     web = _web_access(config, spool, search_key, network)
+    servers = McpServers(scope, store, config, workspaces.servers, network=network, secrets=secrets, clock=clock)
+    presence.ledger.view("mcp server", servers.measure)
     skills = _skills(config, provenance)
     project_files = _project_files(config, provenance)
     memory, extractor = _memory(config, store, models, budgets, clock, _plugin(plugins, "memory"))
@@ -125,15 +131,16 @@ def build_components(
     tool_env = ToolEnv(config, spool, approvals, workspaces, services)
     on_summarised = None if memory is None else memory.queue_current_notes
     compaction = Compaction(scope.child("summaries"), store, models, config.context, budgets, clock, on_summarised)
-    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, channels, clock)
+    runner = Runner(store, config, models, tools, presence, budgets, tool_env, compaction, channels, clock, servers)
     scope.on_close(runner.histories.close, name="histories")
-    sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory)
+    sources: tuple[PromptSource | None, ...] = (project_files, skills, delegation, memory, servers)
     prompt_prefixes = PromptPrefixes(
         config,
         models,
         tools,
         [source for source in sources if source is not None],
         mark=None if memory is None else memory.mark,
+        servers=servers,
     )
     limits = config.limits
     engine = build_engine(
@@ -146,7 +153,7 @@ def build_components(
         store,
         presence,
         engine,
-        {"workspace": partial(_end_workspace, workspaces), **(hooks or {})},
+        {"workspace": partial(_end_workspace, workspaces), "servers": partial(_end_servers, servers), **(hooks or {})},
         clock,
         partial(_remove_files, workspaces, spool, recall),
         on_ended=runner.forget,
@@ -158,6 +165,7 @@ def build_components(
         budgets=budgets, spool=spool, approvals=approvals, provenance=provenance, workspaces=workspaces, runner=runner,
         engine=engine, prompt_prefixes=prompt_prefixes, intake=intake, endings=endings, web=web, skills=skills,
         project_files=project_files, memory=memory, extractor=extractor, delegation=delegation, recall=recall,
+        servers=servers,
     )  # fmt: skip
 
 
@@ -165,6 +173,11 @@ async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
     """Closes the session's workspace. This is the workspaces' end hook. It has no effect to commit and may run twice,
     since a second run finds nothing left to do."""
     await workspaces.end(session.id)
+
+
+async def _end_servers(servers: McpServers, session: SessionRow) -> None:
+    """Stops the tool servers of the session; the end hook of tool servers. It may run twice."""
+    await servers.end_holder(session.id)
 
 
 async def _remove_files(workspaces: Workspaces, spool: Spool, recall: "RecallService | None", session: str) -> None:

@@ -8,6 +8,7 @@ works in batches, each with one short write, so that turns can run in between.
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tidegate.mcp import CHECK_SECONDS
 from tidegate.sessions.components import Components
 from tidegate.sessions.recovery import recover
 from tidegate.store import approvals, audit, maintenance, notes, receipts, search_index, usage, vectors
@@ -119,6 +120,7 @@ def maintenance_tasks(
         MaintenanceTask(name="index", interval=5.0, run=index),
         MaintenanceTask(name="questions", interval=10.0, run=close_late_questions),
         MaintenanceTask(name="workspaces", interval=RECONCILE_SECONDS, run=workspaces.reconcile),
+        MaintenanceTask(name="servers", interval=CHECK_SECONDS, run=components.servers.check),
         MaintenanceTask(name="folders", interval=TIDY_SECONDS, run=folders),
         MaintenanceTask(name="spool", interval=SPOOL_SECONDS, run=components.spool.sweep),
         MaintenanceTask(name="tidy", interval=300.0, run=tidy),

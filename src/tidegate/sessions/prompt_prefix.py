@@ -15,7 +15,8 @@ from tidegate.config import AgentSettings, Config
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Models
-from tidegate.tools import ToolRegistry
+from tidegate.tools import Toolsets
+from tidegate.turns import ServerTools
 from tidegate.values import Frozen, Prefix
 
 KEPT = 256
@@ -54,19 +55,21 @@ class PromptPrefixes:
         self,
         config: Config,
         models: Models,
-        tools: ToolRegistry,
+        tools: Toolsets,
         sources: Sequence[PromptSource] = (),
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,
+        servers: ServerTools | None = None,
     ) -> None:
         """`mark` returns the number of the first change to the notes to be announced in a new session of this agent, or
-        0 if there is none."""
+        0 if there is none. `servers` adds the tools of MCP servers."""
         self._mark = mark
+        self._servers = servers
         self._config = config
         self._models = models
         self._tools = tools
         self._sources = {name: tuple(source for source in sources if source.serves(name)) for name in config.agents}
-        self._kept: BoundedCache[tuple[str, bool, tuple[str, ...]], NewSession] = BoundedCache(
+        self._kept: BoundedCache[tuple[str, bool, tuple[str, ...], int], NewSession] = BoundedCache(
             "prompt prefixes", cap=KEPT, max_bytes=KEPT_BYTES, weigh=lambda fresh: 2 * len(fresh.prefix.prompt)
         )
 
@@ -80,17 +83,19 @@ class PromptPrefixes:
         # This must come before the notes are read, so that a change in between is reported twice rather than never.
         seen = 0 if self._mark is None else await self._mark(agent)
         texts = tuple([await source.part(agent, principal) for source in sources]) if sources else ()
-        key = (agent, own_tools, texts)
+        key = (agent, own_tools, texts, 0 if self._servers is None else self._servers.generation)
         known = self._kept.get(key) if not extra else None
         if known is None:
             parts = zip((source.name for source in sources), texts, strict=True)
-            known = self._make(settings, [(PROMPT, settings.prompt), *parts, (EXTRA, extra)])
+            known = self._make(agent, settings, [(PROMPT, settings.prompt), *parts, (EXTRA, extra)])
             if not extra:
                 self._kept.put(key, known)
         return known if known.memory_seen == seen else msgspec.structs.replace(known, memory_seen=seen)
 
-    def _make(self, agent: AgentSettings, parts: list[tuple[str, str]]) -> NewSession:
+    def _make(self, name: str, agent: AgentSettings, parts: list[tuple[str, str]]) -> NewSession:
         tools = self._tools.resolve(agent.tools)
+        if self._servers is not None:
+            tools = self._servers.toolset(name, tools)
         return NewSession(prefix=build_prefix(parts, tools), encoder=self._models.get(agent.model).wire.version)
 
     def stats(self) -> CacheStats:

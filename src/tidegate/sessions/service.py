@@ -19,6 +19,7 @@ from tidegate.engine import TurnLog
 from tidegate.errors import NotFound
 from tidegate.lifetimes import CacheStats, Ledger
 from tidegate.log import Log
+from tidegate.mcp import McpServers
 from tidegate.security import Principal
 from tidegate.sessions import event_stream, queries
 from tidegate.sessions.components import Components
@@ -337,10 +338,16 @@ class Sessions:
         await workspaces.start()
         resumed = await recover(self._components)
         await workspaces.processes.report_ends()
+        await self._components.servers.start()
         scope.start(self._endings.finish, name="pending end hooks")
         if self._components.extractor is not None:
             scope.start(self._endings.finish_slow, name="pending slow end hooks")
         return resumed
+
+    @property
+    def servers(self) -> McpServers:
+        """The MCP servers."""
+        return self._components.servers
 
     async def drain(self, within: float) -> None:
         """Stops accepting messages. Running turns get this many seconds to finish; those that do not are parked until
@@ -397,6 +404,7 @@ class Sessions:
             budgets=self._budgets.views(),
             model_states=self._model_states(),
             models={name: meter.read() for name, meter in self._budgets.meters.items()},
+            mcp=self._components.servers.status(),
         )
 
 

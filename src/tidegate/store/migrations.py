@@ -137,9 +137,18 @@ def v16_index_words(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-def v17_vectors(db: apsw.Connection) -> None:
+def v17_mcp_listings(db: apsw.Connection) -> None:
+    """What each MCP server offered last."""
+    db.execute(
+        """CREATE TABLE mcp_listings(
+            server TEXT PRIMARY KEY, signature BLOB NOT NULL, body BLOB NOT NULL, packed INTEGER NOT NULL,
+            at REAL NOT NULL) WITHOUT ROWID"""
+    )
+
+
+def v18_vectors(db: apsw.Connection) -> None:
     """Messages have vectors of an embeddings model, numbered like the entries of the search index."""
-    for statement in _V17:
+    for statement in _V18:
         db.execute(statement)
 
 
@@ -174,7 +183,8 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v14_ranked_search,
     v15_approval_rules,
     v16_index_words,
-    v17_vectors,
+    v17_mcp_listings,
+    v18_vectors,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -478,7 +488,7 @@ _V16 = (
 )
 
 # A block is in `vector_blocks` once it has messages to embed; `upto` is the last position that has been embedded.
-_V17 = (
+_V18 = (
     "CREATE TABLE message_vectors(entry INTEGER PRIMARY KEY, model INTEGER NOT NULL, vector BLOB NOT NULL)",
     """CREATE TABLE vector_blocks(
         block INTEGER PRIMARY KEY REFERENCES index_blocks(number) ON DELETE CASCADE, upto INTEGER NOT NULL,

@@ -6,7 +6,7 @@ package. `delegation` and `skill_reader` are imported only if an agent uses them
 
 from tidegate.turns.approvals import Approvals, QuestionView
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channel_registry import CHANNELS, DELEGATE, Channel, Channels
+from tidegate.turns.channel_recovery import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,
@@ -16,7 +16,7 @@ from tidegate.turns.compaction.compaction import (
 )
 from tidegate.turns.fallback import KEY as FALLBACK
 from tidegate.turns.fallback import FallbackState, fallback_reason
-from tidegate.turns.runner import Runner
+from tidegate.turns.runner import Runner, ServerTools
 from tidegate.turns.stored_approvals import RuleView
 from tidegate.turns.tool_env import ToolEnv
 from tidegate.turns.window_usage import WindowUsage
@@ -38,6 +38,7 @@ __all__ = [
     "QuestionView",
     "RuleView",
     "Runner",
+    "ServerTools",
     "ToolEnv",
     "WindowUsage",
     "fallback_reason",

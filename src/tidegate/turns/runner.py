@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -34,9 +34,9 @@ from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence, Pres
 from tidegate.log import Log
 from tidegate.models import EncodedPrefix, Model, Models
 from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
-from tidegate.tools import ToolRegistry, Toolset
+from tidegate.tools import Toolset, Toolsets
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channel_registry import Channels
+from tidegate.turns.channel_recovery import Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,
@@ -80,10 +80,26 @@ class SentPrefix(NamedTuple):
 
     encoded: EncodedPrefix
     drift: PrefixDrift | None
+    tools: Toolset
 
     @property
     def bytes(self) -> int:
         return prefix_bytes(self.encoded)
+
+
+class ServerTools(Protocol):
+    """The tools of servers, which may change while the gateway runs."""
+
+    generation: int
+    """Raised with every change."""
+
+    def toolset(self, agent: str, base: Toolset) -> Toolset:
+        """Returns the tools with which a conversation of this agent would begin now."""
+        ...
+
+    def frozen_toolset(self, agent: str, base: Toolset, names: Iterable[str]) -> Toolset:
+        """Returns the tools of a conversation that began with these names."""
+        ...
 
 
 KeptHistory = tuple[HistoryState, list[bytes]]
@@ -105,14 +121,17 @@ class Runner:
         store: Store,
         config: Config,
         models: Models,
-        tools: ToolRegistry,
+        tools: Toolsets,
         presence: Presence,
         budgets: Budgets,
         tool_env: ToolEnv,
         compaction: Compaction,
         channels: Channels,
         clock: Callable[[], float],
+        servers: "ServerTools | None" = None,
     ) -> None:
+        """`servers` adds the tools of MCP servers to those of the agents."""
+        self._servers = servers
         self._store = store
         self._config = config
         self._models = models
@@ -125,7 +144,7 @@ class Runner:
         self.compaction = compaction
         self._channels = channels
         self.histories = HistoryCache(tool_env.spool.temporary_file)
-        self.prefixes: BoundedCache[tuple[bytes, bytes, str], SentPrefix] = BoundedCache(
+        self.prefixes: BoundedCache[tuple[bytes, bytes, str, int], SentPrefix] = BoundedCache(
             "prefixes", cap=PREFIXES_KEPT, max_bytes=PREFIX_BYTES, weigh=lambda sent_prefix: sent_prefix.bytes
         )
         presence.ledger.view("model request", self._measure_requests)
@@ -253,7 +272,13 @@ class Runner:
         """Returns a digest that is equal for equal settings. It covers the model, endpoint, credential, toolsets and
         prompt, including the extra prompt. Secrets are included only through the model's digest. The name is included
         because the same model may be configured under two names, with different prices and retries."""
-        parts = (model.name.encode(), model.signature, _frozen(session), *(name.encode() for name in agent.tools))
+        parts = (
+            model.name.encode(),
+            model.signature,
+            _frozen(session),
+            *(name.encode() for name in agent.tools),
+            str(self._generation).encode(),
+        )
         return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
     def caches(self) -> tuple[CacheStats, ...]:
@@ -305,7 +330,7 @@ class Runner:
     ) -> Conversation:
         if taken.session.kind != "ephemeral":
             return await self._resident(taken, agent, model, point)
-        conversation = await self._build(taken, model, self._toolset(agent), b"", point)
+        conversation = await self._build(taken, model, b"", point)
         self.presence.set_temporary(taken.session.id, conversation)
         return conversation
 
@@ -336,7 +361,7 @@ class Runner:
 
         async def build() -> Conversation:
             kept = None if point.mid_turn else await self.histories.find(session.id, signature, known)
-            return await self._build(taken, model, self._toolset(agent), signature, point, kept)
+            return await self._build(taken, model, signature, point, kept)
 
         conversation = await self.presence.resident(session.id, signature, build)
         conversation.version = -1  # until the turn has ended
@@ -346,7 +371,6 @@ class Runner:
         self,
         taken: TakenTurn,
         model: Model,
-        tools: Toolset,
         signature: bytes,
         point: BuildPoint,
         kept: KeptHistory | None = None,
@@ -364,7 +388,7 @@ class Runner:
             messages=past.messages(),
             lease=model.lease(),
             prefix=sent_prefix.encoded,
-            tools=tools,
+            tools=sent_prefix.tools,
             signature=signature,
             load=partial(self._tool_env.spool.load, taken.session.id),
             overflow=self._tool_env.spool.temporary_file,
@@ -397,15 +421,20 @@ class Runner:
             prefix = await self._store.read(sessions.prefix, _frozen(session))
             agent = self.agent(session.agent)
             encoded = msgspec.structs.replace(model.wire.encode_prefix(prefix), caller_tools=prefix.run_by_caller)
-            return SentPrefix(encoded, drift_of(prefix, agent.prompt, self._toolset(agent)))
+            base = self._toolset(agent)
+            if self._servers is None:
+                return SentPrefix(encoded, drift_of(prefix, agent.prompt, base), base)
+            current = self._servers.toolset(session.agent, base)
+            tools = self._servers.frozen_toolset(session.agent, base, [tool.name for tool in prefix.tools])
+            return SentPrefix(encoded, drift_of(prefix, agent.prompt, current), tools)
 
-        return await self.prefixes.get_or_make(_prefix_key(session, model), make)
+        return await self.prefixes.get_or_make(self._prefix_key(session, model), make)
 
     async def _report_drift(self, turn: Turn, taken: TakenTurn, model: Model) -> None:
         """Notifies the user once of each configuration change. Called when the conversation has just been built, so its
         prefix is in the cache."""
         session = taken.session
-        sent_prefix = self.prefixes.get(_prefix_key(session, model))
+        sent_prefix = self.prefixes.get(self._prefix_key(session, model))
         if session.kind == "ephemeral" or sent_prefix is None:
             return
         drift = sent_prefix.drift
@@ -417,6 +446,13 @@ class Runner:
             notice = [drift.mark, turn.id]
             await turn.write(settings.put, session.id, DRIFT, notice, "configuration", self._clock())
 
+    @property
+    def _generation(self) -> int:
+        return 0 if self._servers is None else self._servers.generation
+
+    def _prefix_key(self, session: SessionRow, model: Model) -> tuple[bytes, bytes, str, int]:
+        return _frozen(session), model.signature, session.agent, self._generation
+
     def _toolset(self, agent: AgentSettings) -> Toolset:
         return self.tools.resolve(agent.tools)
 
@@ -427,10 +463,6 @@ def prefix_bytes(prefix: EncodedPrefix) -> int:
 
 def _is_spooled(messages: Iterable[Message]) -> bool:
     return any(media.spooled for message in messages for media in message.media)
-
-
-def _prefix_key(session: SessionRow, model: Model) -> tuple[bytes, bytes, str]:
-    return _frozen(session), model.signature, session.agent
 
 
 def _frozen(session: SessionRow) -> bytes:

@@ -77,8 +77,8 @@ class Folders:
                 folder.mkdir(mode=FOLDER_MODE)
                 if notes and folder == spec.folder:
                     (folder / NOTES_NAME).write_text(NOTES)
-                    _give(folder / NOTES_NAME, spec.user)
-                _give(folder, spec.user)
+                    give(folder / NOTES_NAME, spec.user)
+                give(folder, spec.user)
 
     def wrongly_owned(self, spec: SandboxSpec) -> list[Path]:
         """Returns the session's own folders that have the wrong owner. Project folders are never among them."""
@@ -153,7 +153,7 @@ def remove(folder: Path) -> None:
                     raise
 
 
-def _give(path: Path, user: User | None) -> None:
+def give(path: Path, user: User | None) -> None:
     """Gives a new file or folder to this user; None means the gateway's own user."""
     if user is not None:
         os.chown(path, *user)

@@ -51,6 +51,7 @@ from tidegate.workspaces.processes.background import BackgroundProcesses, OnFini
 from tidegate.workspaces.processes.children import Spawner, find_program, kill_and_close
 from tidegate.workspaces.processes.live_sandbox import LiveSandbox
 from tidegate.workspaces.provenance import Provenance
+from tidegate.workspaces.server_process import ServerProcesses
 from tidegate.workspaces.session_folders import DiskUsage, Folders
 from tidegate.workspaces.session_folders import remove as remove_folder
 from tidegate.workspaces.workspace import Workspace
@@ -122,6 +123,7 @@ class Workspaces:
         self._remote_cleanup = RemoteCleanup(store, clock, self.settings.trash)
         owner = owner_of(config.home)
         self.spawner = Spawner(frozenset(os.sched_getaffinity(0)), owner, user_of(self.settings.user, None, owner))
+        self.servers = ServerProcesses(self.spawner, self._groups)
         self._choice = BackendSelection(self.settings, self.spawner, self._groups, backends)
         presence.ledger.view("workspace", self._measure)
         scope.on_close(self._close, name="workspaces")
@@ -252,7 +254,7 @@ class Workspaces:
             async with asyncio.timeout(CHOWN_SECONDS):
                 code = await child.wait()
         except TimeoutError:
-            raise ToolFailed("The owner of the workspace's files is still being changed; try again.") from None
+            raise ToolFailed("Changing the owner of the workspace's files took too long; try again.") from None
         finally:
             await kill_and_close(child)
         if code != 0:

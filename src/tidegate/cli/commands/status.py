@@ -14,6 +14,7 @@ from tidegate.cli.output import local_time, plural, print_json, print_table, siz
 from tidegate.gateway import ask
 from tidegate.status_report import (
     Holding,
+    McpStatus,
     MemoryBreakdown,
     ModelStatus,
     OwnerHolding,
@@ -78,6 +79,7 @@ def _print_facts(status: StatusReport) -> None:
         ("process", f"{size(memory.anonymous + memory.swap)} private, {size(memory.rss)} resident"),
         ("audit log", plural(status.audit.rows, "row")),
         ("commands", commands(status.workspaces)),
+        *((f"server {server.name}", mcp_state(server)) for server in status.mcp),
     ]  # fmt: skip
     if status.search.unindexed or status.search.former:
         facts.append(("search", _search(status.search)))
@@ -127,6 +129,26 @@ def commands(workspaces: WorkspacesStatus) -> str:
         return workspaces.problem
     text = f"{workspaces.backend}; {workspaces.limits or 'limits are determined when the first command runs'}"
     return f"{text}; not counted: {', '.join(workspaces.uncounted)}" if workspaces.uncounted else text
+
+
+def mcp_state(server: McpStatus) -> str:
+    """Describes the state of an MCP server."""
+    parts: list[str] = [server.state]
+    if server.since:
+        parts[0] += f" since {local_time(server.since)}"
+    if server.tools is not None:
+        parts.append(plural(server.tools, "tool"))
+    if server.revision:
+        parts.append(f"revision {server.revision}")
+    if server.pid is not None:
+        parts.append(f"pid {server.pid}")
+    if server.memory:
+        parts.append(size(server.memory))
+    if server.restarts:
+        parts.append(f"restarted {plural(server.restarts, 'time')}")
+    if server.error and server.state != "ready":
+        parts.append(f"{server.fault}: {server.error}")
+    return ", ".join(parts)
 
 
 def _compactions(counts: dict[str, int]) -> str:

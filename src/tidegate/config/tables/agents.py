@@ -70,6 +70,14 @@ class AgentSettings(Frozen, frozen=True):
         NameList(),
         "Names of agents to which this agent may delegate tasks with the toolset `delegate`.",
     ] = ()
+    mcp: Annotated[
+        tuple[str, ...],
+        TextLines(),
+        'Patterns of the MCP tools that it may use, such as `"time__*"`; default: all of the servers that serve it.',
+    ] = ("*",)
+    mcp_without: Annotated[
+        tuple[str, ...], TextLines(), "Patterns of MCP tools that it may not use, although `mcp` allows them."
+    ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
         OneOf("go_on", "end"),

@@ -1,11 +1,11 @@
-"""Checks of the folders and environment variables that agents can access, run before a gateway starts.
+"""Startup checks for the folders and environment variables that agents can access.
 
-None of them may expose the gateway's own data. It is an error if a folder is or contains the home folder, is one of the
-gateway's own folders inside it, or contains a secret named in the settings: an agent working there could read the
+None of these may expose the gateway's own data. It is an error if a folder is or contains the home folder, is one of
+the gateway's own folders inside it, or contains a secret named in the settings: an agent working there could read the
 owner's key, rewrite the configuration or stop the gateway. It is also an error if a folder exposes the kernel's file
 systems, or if a variable contains a secret. A working folder must not be or contain a user's home folder, because some
-files there are executed at the next login. Folders are compared by identity, not by spelling, so `~`, `..`, links or
-second mounts cannot hide one. A missing folder causes a warning. Nothing is created or changed.
+files there are executed at the next login. Folders are compared by identity, not by spelling, so a folder cannot be
+disguised by `~`, `..`, a link or a second mount. A missing folder is only a warning. Nothing is created or changed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tidegate.security import Secret
 SHOWABLE = frozenset({"skills"})
 """Folders in the home folder that agents may read but not write, since other agents follow instructions in them."""
 
-OWN = frozenset({"plugin-data", "plugins", "spool", "trash", "workspaces"})
+OWN = frozenset({"mcp", "plugin-data", "plugins", "spool", "trash", "workspaces"})
 """Folders in the home folder that are private to the gateway. All regular files there are private, too."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -118,6 +118,11 @@ def _named(config: Config) -> Iterator[tuple[str, str, Literal["writing", "readi
     for name, agent in config.agents.items():
         if agent.workspace is not None:
             yield f"[agents.{name}] workspace", agent.workspace, "writing"
+    for name, server in config.mcp.items():
+        if server.cwd is not None and server.sandbox:
+            yield f"[mcp.{name}] cwd", server.cwd, "writing"
+        for text in server.read_only:
+            yield f"[mcp.{name}] read_only", text, "reading"
     for text in config.workspaces.read_only:
         yield "[workspaces] read_only", text, "reading"
     if any("skills" in agent.tools for agent in config.agents.values()):

@@ -5,6 +5,7 @@ gateway uses the secrets and toolsets resolved here. All errors are reported tog
 Nothing is created or changed.
 """
 
+import importlib.util
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from tidegate.config import FILE_NAME, Config, is_reference, load, nearest, plug
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import PreflightFailed, folders, network, rules
 from tidegate.security import Secret, resolve
-from tidegate.tools import BUILTIN, ToolRegistry, builtin_toolsets
+from tidegate.tools import BUILTIN, Toolsets, builtin_toolsets
 
 if TYPE_CHECKING:
     from tidegate.gateway.preflight.plugins import FoundPlugins
@@ -30,7 +31,7 @@ class Ready(NamedTuple):
 
     config: Config
     secrets: Mapping[str, Secret]
-    tools: ToolRegistry
+    tools: Toolsets
     warnings: tuple[str, ...]
     plugins: "FoundPlugins | None"
 
@@ -53,7 +54,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         models = (reference for setting, reference in references.items() if setting.startswith("[models."))
         secrets = {**dict.fromkeys(models, NO_KEY), **secrets}
     named = {name for agent in config.agents.values() for name in agent.tools}
-    tools = ToolRegistry(builtin_toolsets(named))
+    tools = Toolsets(builtin_toolsets(named))
     plugins = _plugins(config)
     if plugins is not None:
         errors += plugins.errors
@@ -73,6 +74,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         errors += network.faults(config, secrets, environment)
     errors += _unknown_prices(config)
     errors += _incomparable_vectors(config)
+    errors += _no_mcp(config)
     if errors:
         raise PreflightFailed(tuple(with_path(home, error) for error in errors), config)
     warnings = (
@@ -162,7 +164,26 @@ def _references(config: Config) -> dict[str, str]:
         named[f"[models.{name}] proxy"] = model.proxy
         named |= {f"[models.{name}] keys[{number}]": reference for number, reference in enumerate(model.keys)}
         named |= {f"[models.{name}] headers.{header}": value for header, value in model.headers.items()}
+    named |= _mcp_references(config)
     return {setting: text for setting, text in named.items() if text is not None and is_reference(text)}
+
+
+def _mcp_references(config: Config) -> dict[str, str | None]:
+    named: dict[str, str | None] = {}
+    for name, server in config.mcp.items():
+        named[f"[mcp.{name}] token"] = server.token
+        named |= {f"[mcp.{name}] env.{variable}": value for variable, value in server.env.items()}
+        named |= {f"[mcp.{name}] headers.{header}": value for header, value in server.headers.items()}
+    return named
+
+
+def mcp_secrets(config: Config, environment: Mapping[str, str]) -> tuple[list[str], dict[str, Secret]]:
+    """Checks the settings of MCP servers that were changed while the gateway runs. Returns the errors, and the secrets
+    by reference."""
+    references = _references(config)
+    own = {setting: text for setting, text in _mcp_references(config).items() if setting in references}
+    errors = list(folders.unsafe(config, references))
+    return errors, _secrets(config, {setting: text for setting, text in own.items() if text}, environment, errors)
 
 
 def _secrets(
@@ -191,7 +212,7 @@ def _pointless_delegates(config: Config) -> Iterator[str]:
         yield with_path(config.home, f"{FILE_NAME}: [agents.{name}] {fault}")
 
 
-def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
+def _pointless_rules(config: Config, tools: Toolsets) -> Iterator[str]:
     for name, agent in config.agents.items():
         if any(toolset not in BUILTIN for toolset in agent.tools):
             continue  # a plug-in's tools are not known before it is created
@@ -238,6 +259,15 @@ def _unused_embeddings(config: Config) -> Iterator[str]:
     if config.context.embeddings and not any("context" in agent.tools for agent in config.agents.values()):
         fault = "[context] embeddings has no effect: no agent has the toolset 'context'"
         yield with_path(config.home, f"{FILE_NAME}: {fault}")
+
+
+def _no_mcp(config: Config) -> Iterator[str]:
+    """Yields an error if an MCP server is configured and the SDK is not installed."""
+    if config.mcp and importlib.util.find_spec("mcp") is None:
+        yield (
+            f"{FILE_NAME}: [mcp.{next(iter(config.mcp))}] requires the package mcp: install tidegate with the extra "
+            "mcp (pip install 'tidegate[mcp]')"
+        )
 
 
 def _unusable_skills(config: Config) -> Iterator[str]:

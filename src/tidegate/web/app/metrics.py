@@ -14,7 +14,7 @@ import msgspec
 from tidegate import __version__
 from tidegate.config import LimitSettings
 from tidegate.lifetimes import CacheStats, Ledger
-from tidegate.status_report import ModelStatus, SessionsStatus
+from tidegate.status_report import McpStatus, ModelStatus, SessionsStatus
 from tidegate.store import StoreStats
 from tidegate.web.app.http_response import HttpResponse
 
@@ -151,6 +151,7 @@ class Metrics:
         yield smaller
         yield from self._usage_metrics(status)
         yield from self._model_metrics(status.model_states)
+        yield from self._mcp_metrics(status.mcp)
 
     def _usage_metrics(self, status: SessionsStatus) -> "Iterator[Metric]":
         """Yields the metrics by configured model, and by budget for the whole gateway."""
@@ -197,6 +198,20 @@ class Metrics:
             keys.add_metric((model, "resting"), state.keys_resting)
             resting.add_metric((model,), float(state.rests_until is not None))
         yield from (failures, fallbacks, keys, resting)
+
+    def _mcp_metrics(self, servers: list[McpStatus]) -> "Iterator[Metric]":
+        ready = _gauge("tidegate_mcp_ready", "Running MCP servers that are ready.", labels=("server",))
+        failed = _gauge("tidegate_mcp_failed", "1 if an MCP server has failed.", labels=("server",))
+        memory = _gauge("tidegate_mcp_memory_bytes", "Memory of the processes of an MCP server.", labels=("server",))
+        restarts = _counter("tidegate_mcp_restarts", "Restarts of MCP servers.", labels=("server",))
+        calls = _counter("tidegate_mcp_calls", "Requests to MCP servers.", labels=("server",))
+        for server in servers:
+            ready.add_metric((server.name,), server.running)
+            failed.add_metric((server.name,), server.state == "failed")
+            memory.add_metric((server.name,), server.memory)
+            restarts.add_metric((server.name,), server.restarts)
+            calls.add_metric((server.name,), server.calls)
+        yield from (ready, failed, memory, restarts, calls) if servers else ()
 
     def _store_metrics(self, stats: StoreStats) -> "Iterator[Metric]":
         for name in ("bytes", "wal_bytes", "writes_waiting", "reads_waiting", "connections"):

@@ -335,8 +335,8 @@ def entry_of(block: int, place: int) -> int:
 
 
 def _block(db: Db, session: str, part: int) -> int:
-    """Returns the number of the session's block for its positions from `part * BLOCK` on. It is assigned when the first
-    of these messages is indexed, and never changes."""
+    """Returns the number of the block that covers the session's positions starting at `part * BLOCK`. The number is
+    assigned when the first message in the block is indexed, and never changes."""
     known = db.execute("SELECT number FROM index_blocks WHERE session = ? AND part = ?", (session, part)).get
     if known is not None:
         return int(known)
