@@ -78,7 +78,7 @@ LOCK := uv pip compile --quiet --python-version 3.11 --universal --generate-hash
 	--no-emit-index-url --no-annotate --no-header
 locks:
 	$(LOCK) pyproject.toml -o requirements.lock > /dev/null
-	$(LOCK) pyproject.toml --extra chat --extra images --extra mcp --extra web --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
+	$(LOCK) pyproject.toml --extra chat --extra images --extra mcp --extra vectors --extra web --group dev -c requirements.lock -o requirements-dev.lock > /dev/null
 	printf "hatchling\neditables\n" | $(LOCK) - -o requirements-build.lock > /dev/null
 
 clean:

@@ -227,6 +227,20 @@ def topics() -> tuple[list[Topic], list[Topic]]:
     return halves[0], halves[1]
 
 
+def synonyms() -> list[list[str]]:
+    """For each topic, the words by which chat and questions name it, and those for what was done. Words of several
+    topics are in the first one only. The details of a topic, which most questions are about, are not in it."""
+    taken: set[str] = set()
+    groups: list[list[str]] = []
+    for topic in (topic for half in topics() for topic in half):
+        for phrases in ((topic.noun, topic.ask), (topic.did, topic.asked)):
+            words = {word.strip("'s").lower() for phrase in phrases for word in phrase.split()}
+            group = sorted(word for word in words - taken if len(word) > LEAST_HINT)
+            taken.update(group)
+            groups.append(group)
+    return groups
+
+
 def dialogues(count: int, which: Literal["tuning", "report"], seed: int = 0) -> list[Dialogue]:
     chosen = topics()[which == "report"]
     return [_Writer(random.Random(f"{which} {seed} {number}"), chosen).write() for number in range(count)]

@@ -23,6 +23,13 @@ PYTHON = "/usr/bin/python3"
 SERVER = r"""
 import json, sys
 TOOL = {"name": "say", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+if "flood" in sys.argv:
+    import threading
+    def flood():
+        while True:
+            for stream in (sys.stderr, sys.stdout):
+                stream.write('{"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}\n' * 50)
+    threading.Timer(1, flood).start()
 for line in sys.stdin:
     message = json.loads(line)
     method, result = message.get("method"), None

@@ -23,7 +23,7 @@ from tidegate.plugins.host import Plugins
 from tidegate.security import Principal, resolve
 from tidegate.sessions import Components, EndHook, Sessions, build_components
 from tidegate.store import Db, Store, open_turns, principals
-from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
+from tidegate.tools import Toolset, Toolsets, builtin_toolsets
 from tidegate.turns import Channels
 from tidegate.values import Acceptance, Call, Inbound, Message, Outcome
 
@@ -191,7 +191,7 @@ async def core(
     home.mkdir(exist_ok=True, parents=True)
     (home / "tidegate.toml").write_text(toml if toml is not None else settings(model, extra, tools=tools))
     config = await anyio.to_thread.run_sync(load, home)
-    registry = ToolRegistry({**builtin_toolsets(), **(toolsets or {})})
+    registry = Toolsets({**builtin_toolsets(), **(toolsets or {})})
     own = frozenset(toolsets or {})
     async with (
         Scope("process", account=Ledger().account("process")) as scope,

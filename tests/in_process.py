@@ -20,16 +20,16 @@ import anyio
 
 from bench.scripted_model import ScriptedModel
 from tests import core
-from tidegate.commands import build
 from tidegate.config import Config, load
 from tidegate.http_client import HttpClient
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.models import Models
 from tidegate.security import Redactor, digest, make_code, make_key, resolve
 from tidegate.sessions import Components, Sessions, build_components
+from tidegate.slash_commands import build
 from tidegate.status_report import SessionsStatus
 from tidegate.store import Store, principals
-from tidegate.tools import ToolRegistry, Toolset, builtin_toolsets
+from tidegate.tools import Toolset, Toolsets, builtin_toolsets
 from tidegate.web import App, Health, Server, create_app
 
 WAIT = 20
@@ -124,7 +124,7 @@ async def in_process_gateway(
     ):
         key = await store.write(_owner, time.time())
         turns = scope.child("turns")
-        registry = ToolRegistry({**builtin_toolsets(), **(toolsets or {})})
+        registry = Toolsets({**builtin_toolsets(), **(toolsets or {})})
         plugins, plugin_toolsets = await core.open_test_plugins(config, scope, frozenset(toolsets or {}))
         components = build_components(turns, store, config, models, registry.adding(plugin_toolsets), plugins=plugins)
         service = Sessions(components)

@@ -73,7 +73,7 @@ def _cell(text: str) -> str:
 
 def commands() -> str:
     """docs/commands.md, from the registry of commands."""
-    from tidegate.commands import COMMANDS
+    from tidegate.slash_commands import COMMANDS
 
     lines = [
         "# Slash commands",
@@ -93,7 +93,7 @@ def commands() -> str:
         "Providers charge a fraction of the price for the beginning of a conversation that is in their cache. The last",
         "column lists the commands that rebuild this cached prefix; all other commands leave it intact.",
     ]
-    return NOTE.format(source="src/tidegate/commands") + "\n".join(lines) + "\n"
+    return NOTE.format(source="src/tidegate/slash_commands") + "\n".join(lines) + "\n"
 
 
 PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(

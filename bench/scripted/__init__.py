@@ -32,7 +32,8 @@ The last user message may contain directives. Each accepts `times=N` (only the f
 The opening is the first piece of an answer, followed by each part of thinking, text and arguments. A format may send
 several events for one piece.
 
-Settings that apply to all requests, mainly for summaries, are in `bench.scripted.behaviour`.
+Settings that apply to all requests, mainly for summaries, are in `bench.scripted.behaviour`. The endpoints of other
+kinds of models (`/embeddings`, `/audio/transcriptions`, `/audio/speech`) are in `bench.scripted.services`.
 
 Also: GET /stats, GET /trace, GET /requests, GET /v1/models, POST /behaviour, POST /reset, POST /release/NAME,
 POST /close-idle.

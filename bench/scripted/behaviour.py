@@ -45,7 +45,10 @@ WRITTEN = ("good", "longer", "empty", "blank", "injected")
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`times`: the number of summaries of this kind; all later ones are good. `windows`: context windows in tokens by
     model name, or `*` for all. `documents`: whether documents are accepted. `by_prompt`: requests with the same system
-    prompt are one conversation, and all requests are traced."""
+    prompt are one conversation, and all requests are traced. `services`: how the endpoints of other kinds of models
+    misbehave (`bench.scripted.services`), by their path; `service_times`: how often, all later answers being right.
+    `text_tokens`: the longest text of an embedding. `synonyms`: groups of words that its embedding does not
+    distinguish."""
 
     marker: str = ""
     summary: str = "good"
@@ -55,6 +58,10 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     image_bytes: int | None = None
     documents: bool = True
     by_prompt: bool = False
+    services: dict[str, str] = {}
+    service_times: int | None = None
+    text_tokens: int = 8192
+    synonyms: list[list[str]] = []
 
     def is_summary(self, asked: Asked) -> bool:
         return bool(self.marker) and asked.system.startswith(self.marker)

@@ -12,6 +12,7 @@ import httptools
 import msgspec
 
 from bench.scripted.behaviour import Behaviour
+from bench.scripted.services import path_of
 from bench.scripted.wire import reply_of
 
 if TYPE_CHECKING:
@@ -151,6 +152,9 @@ class Connection(asyncio.Protocol):
         if form is not None:
             server.record(path, headers, body)
             server.answer(self, form, headers, body)
+        elif method == "POST" and (name := path_of(address)):
+            server.record(path, headers, body)
+            server.serve(self, name, headers, body)
         elif method == "GET" and path == "/stats":
             self.write(reply_of(200, msgspec.json.encode(server.stats())))
         elif method == "GET" and path == "/requests":

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from bench.scripted import services
 from bench.scripted.anthropic import Messages
 from bench.scripted.behaviour import SCRIPTS, WRITTEN, Behaviour, Traced, written
 from bench.scripted.chat import Chat
@@ -75,6 +76,9 @@ class ScriptedModel:
     def behave(self, behaviour: Behaviour) -> None:
         """Set the behaviour from now on. Counts restart with `reset`."""
         self.behaviour = behaviour
+        self.synonyms = {
+            word: f"group {number}" for number, group in enumerate(behaviour.synonyms) for word in reversed(group)
+        }
         for form in self.formats:
             form.ledger.by_prompt = behaviour.by_prompt
 
@@ -157,6 +161,8 @@ class ScriptedModel:
             "refused": self.counts["refused"],
             "refusals": list(self.refusals),
             "summaries": self.counts["summaries"],
+            "services": {name: self.counts[name] for name in services.SERVICES},
+            "texts": self.counts["texts"],
             "too_much": self.counts["too_much"],
             "disconnects": self.counts["disconnects"],
             "connections": len(self.connections),
@@ -182,6 +188,21 @@ class ScriptedModel:
         self._recorded_bytes += len(body)
         while len(self.recorded) > RECORDED or (self._recorded_bytes > RECORDED_BYTES and len(self.recorded) > 1):
             self._recorded_bytes -= len(self.recorded.popleft().body)
+
+    # -- models of other kinds -----------------------------------------------------------------------------------------
+
+    def mood(self, name: str) -> str:
+        """How the endpoint `name` misbehaves in this request; empty if it does not."""
+        mood, most = self.behaviour.services.get(name, ""), self.behaviour.service_times
+        self.counts[name] += 1
+        if mood and most is not None:
+            self.counts[f"bad {name}"] += 1
+            return mood if self.counts[f"bad {name}"] <= most else ""
+        return mood
+
+    def serve(self, connection: Connection, name: str, headers: dict[str, str], body: bytes) -> None:
+        self.counts["requests"] += 1
+        connection.play(services.serve(self, connection, name, headers, body, self._key))
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.mcp_client import PYTHON, SERVER
-from bench.readings import memory
+from bench.readings import median, memory
 from bench.report import Figure
 from bench.subjects import Gateway
 from bench.suite import Bench
@@ -22,6 +22,9 @@ from tidegate.workspaces.processes.children import find_program
 
 CALL_GOAL = 1.2
 MEMORY_GOAL_MB = 10.0
+BESIDE_GOAL = 1.5
+BESIDE_TURNS = 200
+FLOOD_SECONDS = 2.0  # until the server floods; it begins a second after its start
 LEFT_SECONDS = 2.0
 MB = 1024.0 * 1024.0
 WAIT = 120.0
@@ -30,7 +33,7 @@ WAIT = 120.0
 def run(bench: Bench) -> list[Figure]:
     if bench.subject != "gateway" or importlib.util.find_spec("mcp") is None or find_program("bwrap") is None:
         return []
-    return [_calls(bench), *_many(bench), _cycles(bench)]
+    return [_calls(bench), *_many(bench), _beside(bench), _cycles(bench)]
 
 
 def _calls(bench: Bench) -> Figure:
@@ -93,6 +96,36 @@ def _many(bench: Bench) -> list[Figure]:
             note=f"{started} before",
         ),
     ]
+
+
+def _beside(bench: Bench) -> Figure:
+    """A plain turn while an MCP server floods both of its outputs, beside one while it is good. The gateways alternate,
+    and each flooding server is a fresh one, since it is given up after a while."""
+    bench.say("MCP: turns beside a server that floods its outputs")
+    taken: dict[str, list[float]] = {"good": [], "flood": []}
+    states: dict[str, str] = {}
+    for _ in range(max(3, bench.scale.repeats)):
+        for kind, times in taken.items():
+            made = _gateway(bench, 1, kind)
+            with made:
+                made.ask("Hello.", session="beside")
+                time.sleep(FLOOD_SECONDS)
+                states[kind] = ask(made.folder, {"do": "status"})["mcp"][0]["state"]
+                for number in range(BESIDE_TURNS):
+                    began = time.perf_counter()
+                    made.ask(f"Hello {number}.", session="beside")
+                    times.append(time.perf_counter() - began)
+    good, flood = median(taken["good"]), median(taken["flood"])
+    return Figure(
+        name="mcp_beside",
+        title="a turn beside an MCP server that floods its outputs, beside one with a good server",
+        unit="×",
+        value=flood / good,
+        goal=f"≤ {BESIDE_GOAL:g} ×",
+        met=flood / good <= BESIDE_GOAL,
+        note=f"{flood * 1000:.1f} ms and {good * 1000:.1f} ms",
+        detail=states,
+    )
 
 
 def _cycles(bench: Bench) -> Figure:

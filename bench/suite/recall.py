@@ -6,27 +6,39 @@ questions are asked by four rules: every word must occur (newest first), any con
 FTS5 table with stems, the same with entries that also contain the messages before and after, and the gateway's ranked
 search through the agent's tool. The disk figures compare the
 sizes of the index and of the whole store with the text of the messages.
+
+For the generated style, two further rules use vectors of the scripted model: the nearest vectors alone, and the ranked
+search that is fused with them. Its embedding knows which words name the same topic, but no other relations. So these
+figures show what the fusion does with such a ranking; they say nothing about the vectors of a real model.
 """
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import apsw
 
-from bench.dialogues import Dialogue, Question, dialogues, written
+from bench.dialogues import Dialogue, Question, dialogues, synonyms, written
 from bench.report import Figure
+from bench.scripted.behaviour import Behaviour
+from bench.scripted_model import ScriptedModel
 from bench.suite import Bench
 from bench.suite.search import SETTINGS, SPOOL_BYTES
 from tidegate.config import load
+from tidegate.http_client import HttpClient
 from tidegate.lifetimes import Ledger, Scope
+from tidegate.models import Models
 from tidegate.recall import RecallService
+from tidegate.recall.vectors import MessageVectors
+from tidegate.security import Secret
 from tidegate.spool import Spool
-from tidegate.store import Db, Store, search_index, sessions
+from tidegate.store import Db, QueryVector, Store, ranking, search_index, sessions, vectors
 from tidegate.store.analysis import STOP_WORDS
 from tidegate.store.rows import pack
 from tidegate.tools import ToolContext
+from tidegate.turns import Budgets
 from tidegate.values import Message, Prefix
 
 GOAL = 1.1
@@ -37,6 +49,16 @@ OWNER = "p_reader"
 TABLE = "CREATE VIRTUAL TABLE {} USING fts5(text, tokenize='porter unicode61')"
 PLACE = re.compile(r"^message (\d+) ", re.MULTILINE)
 RULES = ("every word", "any word, BM25", "with neighbours", "ranked search")
+VECTOR_RULES = ("vectors alone", "ranked search with vectors")
+EMBEDDINGS = """
+[models.near]
+api = "openai-embeddings"
+base_url = "{url}"
+model = "scripted"
+dimensions = 256
+[context]
+embeddings = "near"
+"""
 STYLES = {"generated": dialogues, "written": written}
 
 Found = dict[str, dict[str, dict[int, float]]]
@@ -48,12 +70,16 @@ def run(bench: Bench) -> list[Figure]:
         return []
     figures: list[Figure] = []
     sizes: dict[str, int] = {}
+    fused = 0.0
     for style, make in STYLES.items():
         made = make(bench.scale.recall_dialogues, "report")
         count = sum(len(dialogue.questions) for dialogue in made)
         bench.say(f"recall: {sum(len(each.lines) for each in made):,} {style} messages, {count} questions")
-        found, measured = asyncio.run(measure(bench, made, named=True))
+        has_vectors = style == "generated"
+        found, measured = asyncio.run(measure(bench, made, named=True, has_vectors=has_vectors))
         sizes = sizes or measured
+        if has_vectors:
+            fused = found["ranked search with vectors"]["all"][10] / found["ranked search"]["all"][10]
         unnamed, _ = asyncio.run(measure(bench, made, named=False))
         figures.append(_figure(style, count, found, unnamed))
     index, disk = sizes["index"] / sizes["text"], sizes["disk"] / sizes["text"]
@@ -67,6 +93,24 @@ def run(bench: Bench) -> list[Figure]:
             goal=f"≤ {INDEX_GOAL:g} ×",
             met=index <= INDEX_GOAL,
             note=f"{sizes['index'] / sizes['messages']:.0f} bytes a message of {sizes['text'] / sizes['messages']:.0f}",
+        ),
+        Figure(
+            name="recall_vectors",
+            title="evidence in the first 10 results with scripted vectors, against without",
+            unit="×",
+            value=fused,
+            goal="≥ 1 ×",
+            met=fused >= 1,
+            note="the vectors are not those of a real model; this shows only that the two rankings are fused",
+        ),
+        Figure(
+            name="recall_vectors_disk",
+            title="vectors of 256 numbers on disk",
+            unit="B",
+            value=sizes["vectors"] / sizes["messages"],
+            goal="",
+            met=None,
+            note="bytes a message",
         ),
         Figure(
             name="recall_disk",
@@ -101,17 +145,28 @@ def _figure(style: str, count: int, found: Found, unnamed: Found) -> Figure:
     )
 
 
-async def measure(bench: Bench, made: Sequence[Dialogue], *, named: bool) -> tuple[Found, dict[str, int]]:
+async def measure(
+    bench: Bench, made: Sequence[Dialogue], *, named: bool, has_vectors: bool = False
+) -> tuple[Found, dict[str, int]]:
     home = bench.place("recall")
-    (home / "tidegate.toml").write_text(SETTINGS)
-    config = await asyncio.to_thread(load, home)
     plain = apsw.Connection(":memory:")
     async with (
+        ScriptedModel(behaviour=Behaviour(synonyms=synonyms())) as model,
         Scope("process", account=Ledger().account("process")) as scope,
         Store.open(home / "recall.db") as store,
+        HttpClient() as client,
     ):
+        (home / "tidegate.toml").write_text(SETTINGS + EMBEDDINGS.format(url=model.base_url))
+        config = await asyncio.to_thread(load, home)
+        models = await scope.enter(Models(config.models, client, Secret, 1 << 20))
+        guard = Budgets(config, store, time.time).spend_guard
+        limit, ledger = config.context.vector_bytes, scope.account.ledger
+        near = MessageVectors("near", models, store, guard, time.time, vector_bytes=limit, ledger=ledger)
         spool = Spool(home / "spool", store, excerpt_bytes=1 << 20, excerpt_lines=10_000, quota=SPOOL_BYTES)
-        service = RecallService(config, store, spool, scope)
+        services = {
+            "ranked search": RecallService(config, store, spool, scope),
+            "ranked search with vectors": RecallService(config, store, spool, scope, None, near),
+        }
         for number, dialogue in enumerate(made):
             texts = [f"{line.who}: {line.text}" if named else line.text for line in dialogue.lines]
             await store.write(_add, f"s_{number}", dialogue, texts)
@@ -121,13 +176,20 @@ async def measure(bench: Bench, made: Sequence[Dialogue], *, named: bool) -> tup
                     f"INSERT INTO plain_{number}_{reach}(rowid, text) VALUES(?, ?)",
                     [(place, _around(texts, place, reach)) for place in range(len(texts))],
                 )
+        sizes = await store.read(_sizes)
+        if has_vectors:
+            sizes["vectors"] = await _make_vectors(store, near) - sizes["disk"]
         found: Found = {}
-        for rule in RULES:
+        for rule in (*RULES, *(VECTOR_RULES if has_vectors else ())):
             hits: dict[str, dict[int, int]] = {}
             evidence: dict[str, int] = {}
             for number, dialogue in enumerate(made):
                 for question in dialogue.questions:
-                    places = await _ask(rule, service, spool, plain, number, question)
+                    if rule == "vectors alone":
+                        query = await near.query(question.text, f"s_{number}", "")
+                        places = await store.read(_nearest, query, f"s_{number}")
+                    else:
+                        places = await _ask(rule, services, spool, plain, number, question)
                     for kind in {question.kind, "all"}:
                         evidence[kind] = evidence.get(kind, 0) + len(question.evidence)
                         counted = hits.setdefault(kind, dict.fromkeys(DEPTHS, 0))
@@ -139,15 +201,22 @@ async def measure(bench: Bench, made: Sequence[Dialogue], *, named: bool) -> tup
             }
         text = sum(len(line.text.encode()) for dialogue in made for line in dialogue.lines)
         text += sum(len(f"{line.who}: ") for dialogue in made for line in dialogue.lines) if named else 0
-        sizes = {"text": text, "messages": sum(len(each.lines) for each in made), **await store.read(_sizes)}
-    return found, sizes
+    return found, {"text": text, "messages": sum(len(each.lines) for each in made), **sizes}
+
+
+async def _make_vectors(store: Store, near: MessageVectors) -> int:
+    """Makes the vectors of all messages. Returns the size of the store with them."""
+    await store.write(vectors.set_model, near.identity)
+    while (await near.status()).waiting:
+        await near.fill()
+    return (await store.read(_sizes))["disk"]
 
 
 async def _ask(
-    rule: str, service: RecallService, spool: Spool, plain: apsw.Connection, number: int, question: Question
+    rule: str, services: dict[str, RecallService], spool: Spool, plain: apsw.Connection, number: int, question: Question
 ) -> list[int]:
     """The numbers of the lines that a rule finds for the question, the best first."""
-    if rule == "ranked search":
+    if (service := services.get(rule)) is not None:
         nowhere: Any = None  # a search uses no workspace
         session = f"s_{number}"
         ctx = ToolContext(
@@ -170,6 +239,11 @@ async def _ask(
     order = "rowid DESC" if rule == "every word" else "rank"
     rows = plain.execute(f"SELECT rowid FROM {table} WHERE {table} MATCH ? ORDER BY {order} LIMIT 25", (match,))
     return [row[0] for row in rows]
+
+
+def _nearest(db: Db, query: QueryVector, session: str) -> list[int]:
+    found = ranking.nearest(db, query, OWNER, session, session, None)
+    return [place - 1 for _, _, place, *_ in found]
 
 
 def _around(texts: Sequence[str], place: int, reach: int) -> str:

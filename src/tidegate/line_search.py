@@ -152,7 +152,7 @@ def read_pattern(text: str, *, literal: bool = False, ignore_case: bool = False)
     pattern = per_line(text, literal=literal)
     compiled = _compiled(pattern, literal=literal, ignore_case=ignore_case)
     if compiled.programsize > MOST_INSTRUCTIONS:
-        raise _refused("is too large when its counts are expanded; use smaller counts")
+        raise _refused("is too large once its repetition counts are expanded; use smaller ones")
     return Regex(compiled)
 
 
@@ -214,7 +214,7 @@ def _complaint(error: str) -> str:
     if what == "invalid repetition size":
         return f"has the count {where}, which is not valid; a count is at most 1000, and its first number the smaller"
     if what.startswith("pattern too large"):
-        return "is too large when its counts are expanded; use smaller counts"
+        return "is too large once its repetition counts are expanded; use smaller ones"
     return f"is not a valid regular expression ({what}: {where})" if where else f"is not valid ({what})"
 
 

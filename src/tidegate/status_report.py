@@ -147,12 +147,25 @@ class ModelUsage(Frozen, frozen=True):
     cost: float
 
 
-class SearchStatus(Frozen, frozen=True):
+class VectorsStatus(Frozen, frozen=True):
+    """The vectors of messages: their model and length, their size and its limit, the number of conversations with
+    messages that wait for one, and why no vectors are made at present."""
+
+    model: str
+    dimensions: int
+    bytes: int
+    limit: int
+    waiting: int
+    problem: str
+
+
+class SearchStatus(Frozen, frozen=True, omit_defaults=False):
     """The approximate number of messages that searches do not find yet, and of messages that only the index in an
-    earlier format contains. Both decrease in the background."""
+    earlier format contains. Both decrease in the background. `vectors` is null without an embeddings model."""
 
     unindexed: int
     former: int
+    vectors: VectorsStatus | None = None
 
 
 class McpStatus(Frozen, frozen=True, omit_defaults=False):
@@ -330,7 +343,7 @@ class PluginStatus(Frozen, frozen=True, omit_defaults=False):
 
 
 class StatusReport(Frozen, frozen=True, omit_defaults=False):
-    """A gateway's status as read by the command line: `GatewayStatus` without the fields for the store and the model
+    """A gateway's status as read by the CLI: `GatewayStatus` without the fields for the store and the model
     clients. In JSON, the fields of `SessionsStatus` are at the top level."""
 
     version: str

@@ -10,6 +10,7 @@ from tidegate.config import Config, home_folder, is_loopback, load, read
 from tidegate.errors import Misconfigured
 
 HOME = Path("/srv/gate")
+VECTORS = "\n[models.v]\napi = 'openai-embeddings'\nbase_url = 'http://127.0.0.1/v1'\nmodel = 'm'\n"
 MODEL = '[models.main]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
 
 
@@ -147,7 +148,8 @@ def test_a_configuration_cannot_be_changed() -> None:
         (
             "[models.main]",
             "tidegate.toml: [models.main] requires the key 'api', one of "
-            '"demo", "openai-chat", "openai-responses", "anthropic"',
+            '"demo", "openai-chat", "openai-responses", "anthropic", "openai-embeddings", "openai-transcription", '
+            '"openai-speech"',
         ),
         (
             '[models.main]\napi = "openai-chat"\nmodel = "m"',
@@ -222,7 +224,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
         (
             MODEL + "context_window = 128.5",
-            "tidegate.toml: models.main.context_window must be a whole number of at least 1024 and at most 1073741824, "
+            "tidegate.toml: models.main.context_window must be a whole number of at least 128 and at most 1073741824, "
             "not 128.5",
         ),
         (
@@ -265,6 +267,53 @@ def test_a_configuration_cannot_be_changed() -> None:
             "[models.big]\napi = 'demo'\n[agents.a]\nprompt = 'p'",
             "tidegate.toml: agents.a.model is not set, and its default does not exist: there is no [models.main]; "
             "valid: big",
+        ),
+        (
+            VECTORS + "[agents.a]\nmodel = 'v'",
+            "tidegate.toml: agents.a.model is 'v', which is a model for embeddings (api = "
+            '"openai-embeddings"); name a chat model instead',
+        ),
+        (
+            VECTORS,
+            "tidegate.toml: agents.main.model is 'v', which is a model for embeddings (api = \"openai-embeddings\"); "
+            "name a chat model instead",
+        ),
+        (
+            MODEL + VECTORS + "[agents.a]\nfallback = ['v']",
+            "tidegate.toml: [agents.a] fallback contains 'v', which is a model for embeddings (api = "
+            '"openai-embeddings"); name a chat model instead',
+        ),
+        (
+            MODEL + VECTORS + "[memory]\nmodel = 'v'",
+            "tidegate.toml: [memory] model is 'v', which is a model for embeddings (api = "
+            '"openai-embeddings"); name a chat model instead',
+        ),
+        (
+            MODEL + "[context]\nembeddings = 'main'",
+            "tidegate.toml: [context] embeddings is 'main', which is a chat model (api = "
+            '"openai-chat"); name a model for embeddings instead',
+        ),
+        (
+            MODEL + VECTORS + "[context]\nembeddings = 'v'\nindex = 'mine'",
+            "tidegate.toml: [context] has both 'index' and 'embeddings', but searches use only one; remove one of them",
+        ),
+        (
+            MODEL + VECTORS.replace("'m'", "'m'\nvision = true"),
+            "tidegate.toml: [models.v] has the key 'vision', which is only valid for api = \"openai-chat\" or "
+            '"openai-responses" or "anthropic", not "openai-embeddings"; remove it',
+        ),
+        (
+            MODEL + "dimensions = 256",
+            "tidegate.toml: [models.main] has the key 'dimensions', which is only valid for api = "
+            '"openai-embeddings", not "openai-chat"; remove it',
+        ),
+        (
+            MODEL + VECTORS.replace("embeddings", "speech"),
+            "tidegate.toml: [models.v] requires the key 'voice' with api = \"openai-speech\"",
+        ),
+        (
+            MODEL + "context_window = 512",
+            "tidegate.toml: [models.main] has a 'context_window' below 1024, which is too small for a chat model",
         ),
         (
             "[agents.a]\nmodel = 1979-05-27",

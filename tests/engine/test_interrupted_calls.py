@@ -12,9 +12,9 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core, idle, live_turn, settings
 from tests.effects import asked, until
 from tidegate.agent import is_balanced
-from tidegate.commands import build
 from tidegate.errors import StoreFull
 from tidegate.sessions.lifecycle import HookPostponed, Write
+from tidegate.slash_commands import build
 from tidegate.store import Db, SessionRow, intents, messages, sessions
 from tidegate.tools import Tool, ToolContext, Toolset, tool
 from tidegate.tools.tool import Effect

@@ -13,8 +13,8 @@ from tests.core import ANNA, WAIT, Core, core, live_turn
 from tests.effects import until
 from tests.store.rows import sessions_with
 from tidegate.agent import is_balanced
-from tidegate.commands import build
 from tidegate.sessions.lifecycle import HookPostponed, Write
+from tidegate.slash_commands import build
 from tidegate.store import SessionRow, messages, sessions
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Acceptance, Event, MessageAdded, Notice, TurnEnded

@@ -217,7 +217,7 @@ def test_a_file_that_cannot_be_used_keeps_the_gateway_from_starting(tmp_path: Pa
     (tmp_path / "newer").write_text('{"tidegate":"recording","version":99}\n')
     (tmp_path / "project").mkdir()
     refused = {
-        ("--record", "project/file"): "is in the folder of the agent 'main'",
+        ("--record", "project/file"): "is in the folder of agent 'main'",
         ("--record", "there"): "already exists, and a recording never overwrites a file",
         ("--record", "no/file"): "does not exist: create it, or record elsewhere",
         ("--record", "."): "already exists",

@@ -41,9 +41,9 @@ def test_a_rule_that_cannot_be_read_keeps_the_gateway_from_starting(home: Path) 
     ("rule", "why"),
     [
         ("deny write_flie", "the agent's tools are clock, "),
-        ("deny write_file pth=secrets/*", "takes 'pth'; they take "),
-        ("deny * command=rm*", "takes 'command'"),
-        ("ask write_file path=a FOO=1", "takes 'FOO'"),
+        ("deny write_file pth=secrets/*", "has the argument 'pth'; the arguments are "),
+        ("deny * command=rm*", "has the argument 'command'"),
+        ("ask write_file path=a FOO=1", "has the argument 'FOO'"),
         ("deny write_file channel:telegram", "no channel 'telegram'; the channels are http, "),
     ],
 )

@@ -35,12 +35,18 @@ def made(**models: list[float]) -> Catalog:
     return Catalog(families)
 
 
+OTHER_KINDS = ("text-embedding", "whisper", "tts")
+
+
 @pytest.mark.parametrize("title", TABLES)
 def test_every_family_of_the_file_is_consistent(title: str) -> None:
     """An error there would be a wrong bill or a refused request."""
     table = TABLES[title]
     assert 1024 <= table["window"] <= 2_000_000
     assert 1024 <= table.get("output", UNKNOWN_OUTPUT) <= table["window"]
+    is_chat = not any(pattern.startswith(OTHER_KINDS) for pattern in table["models"])
+    assert is_chat or table["thinking"] == "none"
+    assert (table.get("minute", 0) == 0 or not is_chat) and (table.get("characters", 0) == 0 or not is_chat)
     efforts, chat = table.get("efforts", []), table.get("chat", [])
     assert [word for word in WORDS if word in efforts] == efforts
     assert set(chat) <= set(efforts)
@@ -49,7 +55,9 @@ def test_every_family_of_the_file_is_consistent(title: str) -> None:
     for pattern, prices in table["models"].items():
         assert pattern == pattern.lower() and ":" not in pattern and "/" not in pattern
         assert prices == [] or 2 <= len(prices) <= 5
-        if prices:
+        if not is_chat:
+            assert prices[1:] == [0] and (0 < prices[0] <= 1 or "minute" in table or "characters" in table)
+        elif prices:
             asked, answered, *others = prices
             assert 0 < asked < answered <= 200
             assert all(0 < price <= 2 * asked for price in others)

@@ -118,7 +118,7 @@ async def test_the_error_for_an_unknown_model_lists_the_known_ones() -> None:
     async with Models({"a": ModelSettings(api="demo")}, HttpClient(), resolve, 1000) as models:
         model: Model = models.get("a")
         assert model.name == "a"
-        with pytest.raises(Misconfigured, match="the configured models are: a"):
+        with pytest.raises(Misconfigured, match="the configured chat models are: a"):
             models.get("b")
 
 

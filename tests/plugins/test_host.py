@@ -18,7 +18,7 @@ from tidegate.gateway.preflight.plugins import find_plugins
 from tidegate.lifetimes import Ledger, Scope
 from tidegate.plugins.host import Deadlines, PluginFailed
 from tidegate.security import Secret
-from tidegate.tools import ToolRegistry, builtin_toolsets
+from tidegate.tools import Toolsets, builtin_toolsets
 
 pytestmark = pytest.mark.anyio
 
@@ -170,7 +170,7 @@ async def test_a_tool_that_exists_already_is_reported_with_its_plug_in(tmp_path:
     put(tmp_path, sea=text)
     running = Host(tmp_path, '[agents.main]\ntools = ["clock", "sea"]\n')
     _, toolsets = await running.open()
-    registry = ToolRegistry(builtin_toolsets(("clock",))).adding(toolsets)
+    registry = Toolsets(builtin_toolsets(("clock",))).adding(toolsets)
     with pytest.raises(Misconfigured, match="built-in and the plug-in 'sea' both provide a tool named 'clock'"):
         registry.resolve(("clock", "sea"))
     await running.scope.close()

@@ -11,9 +11,9 @@ from tests.core import ANNA, WAIT, core
 from tests.in_process import in_process_gateway as whole_house
 from tests.logs import capture_logs
 from tests.web.client import call
-from tidegate.commands import build
 from tidegate.config import Config
-from tidegate.tools import Tool, ToolContext, ToolRegistry, Toolset
+from tidegate.slash_commands import build
+from tidegate.tools import Tool, ToolContext, Toolset, Toolsets
 from tidegate.values import ToolDefinition
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ def test_the_least_recently_used_toolset_is_evicted_first() -> None:
         name: Toolset([Tool(definition=ToolDefinition(name=name, description="d"), effect="read", run=_nothing)])
         for name in "abcdef"
     }
-    registry = ToolRegistry(toolsets)
+    registry = Toolsets(toolsets)
     keys = list(combinations("abcdef", 2))[:9]
     kept = {key: registry.resolve(key) for key in keys[:8]}
     assert registry.resolve(keys[0]) is kept[keys[0]], "a use renews the place"

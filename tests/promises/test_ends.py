@@ -12,9 +12,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, WAIT, Core, core
 from tidegate.agent import is_balanced
-from tidegate.commands import build
 from tidegate.errors import Conflict, NotFound
 from tidegate.sessions.lifecycle import Write
+from tidegate.slash_commands import build
 from tidegate.store import Db, SessionRow, messages, sessions
 from tidegate.tools import ToolContext, Toolset, tool
 from tidegate.values import Acceptance

@@ -17,6 +17,7 @@ TOML = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     for talk in re.findall(r"^```\n(> .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 ]
+MEANING, OWN_INDEX = (next(block for block in TOML if key in block) for key in ("embeddings =", "index ="))
 MODEL = '[models.main]\napi = "demo"\n'
 
 
@@ -33,6 +34,11 @@ async def test_the_documented_conversation_is_exact(tmp_path: Path) -> None:
             assert not wanted or timeless(answer) == timeless(wanted), said
 
 
+def test_the_settings_for_meaning_on_the_page_are_valid(tmp_path: Path) -> None:
+    found = read(MODEL + MEANING, tmp_path)
+    assert found.models[found.context.embeddings].kind == "embeddings"
+
+
 def _put(home: Path) -> None:
     (home / "plugins").mkdir()
     (home / "plugins" / "nearby.py").write_text(INDEX)
@@ -40,7 +46,7 @@ def _put(home: Path) -> None:
 
 async def test_the_index_on_the_page_answers(tmp_path: Path) -> None:
     _put(tmp_path)
-    text = MODEL + '[agents.main]\ntools = ["context"]\n' + TOML[1]
+    text = MODEL + '[agents.main]\ntools = ["context"]\n' + OWN_INDEX
     assert read(text, tmp_path).context.index == "nearby"
     async with in_process_gateway(tmp_path, toml=text) as h:
         assert h.components.recall is not None and h.components.recall.index is not None

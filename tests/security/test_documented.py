@@ -10,7 +10,7 @@ from tidegate.config import read
 from tidegate.security import ROLES, Right
 from tidegate.security.policy import Action, PolicyVerdict, decide, parse
 from tidegate.security.principal import RIGHTS
-from tidegate.tools import ToolRegistry, builtin_toolsets
+from tidegate.tools import Toolsets, builtin_toolsets
 
 PAGES = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (PAGES / "approvals.md").read_text()
@@ -82,5 +82,5 @@ def test_the_documented_configuration_works_as_it_is_said_to(tmp_path: Path) -> 
 def test_the_tools_that_come_with_the_gateway_are_contained() -> None:
     """X11: balanced asks for none of them, but for what executes without a sandbox."""
     for name in builtin_toolsets():
-        for tool in ToolRegistry(builtin_toolsets()).resolve([name]).tools:
+        for tool in Toolsets(builtin_toolsets()).resolve([name]).tools:
             assert tool.contained or tool.effect == "read", tool.name

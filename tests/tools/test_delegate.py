@@ -10,7 +10,7 @@ from tests.gateway.process import environment
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.security.policy import Action, Mode, decide
-from tidegate.tools import Delegates, ToolContext, ToolRegistry, ToolServices, builtin_toolsets
+from tidegate.tools import Delegates, ToolContext, ToolServices, Toolsets, builtin_toolsets
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ def test_delegate_is_repeatable_parallel_and_has_no_deadline() -> None:
 
 def test_delegate_implies_the_output_tool() -> None:
     """D1: an agent's answer may be too long to be shown whole."""
-    assert ToolRegistry(builtin_toolsets()).resolve(["delegate"]).names == ("delegate", "output")
+    assert Toolsets(builtin_toolsets()).resolve(["delegate"]).names == ("delegate", "output")
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [("strict", "ask"), ("balanced", "allow"), ("autonomous", "allow")])

@@ -10,7 +10,7 @@ from tests.gateway.process import gateway
 from tests.tools.contexts import bare
 from tidegate.errors import ToolFailed
 from tidegate.tools import Notes, ToolServices, Toolset, builtin_toolsets
-from tidegate.tools.registry import ToolRegistry
+from tidegate.tools.toolsets import Toolsets
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "tidegate"
 
@@ -64,6 +64,6 @@ def test_a_new_tool_that_needs_a_service_is_one_file(tmp_path: Path) -> None:
 def test_a_plug_in_with_long_results_gets_the_tool_that_reads_the_rest() -> None:
     """D1: as the gateway's own toolsets do."""
     (read_file,) = [tool for tool in builtin_toolsets(["files"])["files"] if tool.name == "read_file"]
-    registry = ToolRegistry(builtin_toolsets(["clock"])).adding({"own": Toolset([read_file])})
+    registry = Toolsets(builtin_toolsets(["clock"])).adding({"own": Toolset([read_file])})
     assert registry.resolve(["own"]).names == ("output", "read_file")
     assert registry.resolve(["clock"]).names == ("clock",)

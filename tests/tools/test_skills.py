@@ -12,7 +12,7 @@ from tidegate.config import Config
 from tidegate.errors import ToolFailed
 from tidegate.skills import SkillLibrary
 from tidegate.skills.library import FILES_LISTED, READ_BYTES
-from tidegate.tools import Skills, ToolRegistry, ToolServices, builtin_toolsets
+from tidegate.tools import Skills, ToolServices, Toolsets, builtin_toolsets
 from tidegate.tools.builtin.skills import skill as tool
 from tidegate.turns.skill_reader import SkillReader
 
@@ -132,5 +132,5 @@ async def test_an_agent_reads_its_own_skills_only(home: Path) -> None:
 
 
 def test_the_skill_tool_implies_the_output_tool() -> None:
-    names = [each.name for each in ToolRegistry(builtin_toolsets()).resolve(["skills"]).tools]
+    names = [each.name for each in Toolsets(builtin_toolsets()).resolve(["skills"]).tools]
     assert names == ["output", "skill"]

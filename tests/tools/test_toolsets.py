@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from tests.tools.contexts import bare
 from tidegate.errors import Misconfigured, ToolFailed
-from tidegate.tools import Tool, ToolContext, ToolRegistry, Toolset, builtin_toolsets, tool
-from tidegate.tools.registry import BUILTIN
+from tidegate.tools import Tool, ToolContext, Toolset, Toolsets, builtin_toolsets, tool
+from tidegate.tools.toolsets import BUILTIN
 from tidegate.values import ToolDefinition
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +77,7 @@ def test_the_order_depends_on_the_names_alone() -> None:
 
 def test_starting_many_agents_does_not_lengthen_the_list() -> None:
     """C3, L05: after any number of starts the list is as long as after the first."""
-    registry = ToolRegistry(builtin_toolsets())
+    registry = Toolsets(builtin_toolsets())
     first = registry.resolve(["clock", "files"])
     for _ in range(50):
         again = Toolset.compose(registry.resolve(["files", "clock"]), first, builtin_toolsets()["files"])
@@ -88,7 +88,7 @@ def test_starting_many_agents_does_not_lengthen_the_list() -> None:
 def test_nothing_that_a_caller_gets_can_be_changed() -> None:
     """C1, L05: at the first call as at every later one."""
     toolsets = builtin_toolsets()
-    registry = ToolRegistry(toolsets)
+    registry = Toolsets(toolsets)
     toolsets["evil"] = Toolset([make("evil")])
     toolsets.pop("clock")
     assert registry.names == tuple(sorted(BUILTIN))
@@ -117,7 +117,7 @@ def test_nothing_that_a_caller_gets_can_be_changed() -> None:
 def test_the_cache_of_resolved_toolsets_stays_at_its_bound() -> None:
     """C2: filled past the bound with distinct keys it keeps the newest eight."""
     toolsets = {name: Toolset([make(name)]) for name in "abcdef"}
-    registry = ToolRegistry(toolsets)
+    registry = Toolsets(toolsets)
     keys = [*combinations("abcdef", 2), *combinations("abcdef", 3)]
     for key in keys:
         assert registry.resolve(key).names == key
@@ -132,7 +132,7 @@ def test_the_cache_of_resolved_toolsets_stays_at_its_bound() -> None:
 
 
 def test_an_unknown_toolset_is_refused_with_the_nearest_name() -> None:
-    registry = ToolRegistry(builtin_toolsets())
+    registry = Toolsets(builtin_toolsets())
     with pytest.raises(Misconfigured) as caught:
         registry.resolve(["clock", "fils"], where="agents.main.tools")
     assert caught.value.message == "agents.main.tools: there is no toolset 'fils'; did you mean 'files'?"
@@ -184,7 +184,7 @@ def test_a_tool_is_made_of_a_typed_function() -> None:
 
 def test_toolsets_with_long_results_imply_the_output_tool() -> None:
     """D1: and not where no result can be long."""
-    registry = ToolRegistry(builtin_toolsets())
+    registry = Toolsets(builtin_toolsets())
     assert "output" in registry.resolve(["terminal"]).names
     assert "output" not in registry.resolve(["clock", "ask"]).names
     schema = msgspec.json.decode(sample.definition.parameters)

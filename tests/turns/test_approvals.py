@@ -14,9 +14,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT
 from tests.effects import EffectRecord, ask, asked, asking, configured, results, until
-from tidegate.commands import build
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.security import Principal
+from tidegate.slash_commands import build
 from tidegate.store import approvals
 from tidegate.values import Event, MessageAdded, QuestionAnswered, QuestionAsked, TurnEnded
 

@@ -11,8 +11,8 @@ from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, fill_slots, live_turn
 from tests.effects import EffectRecord, until
 from tests.tasks import configured, delegating, result, rows, task, until_idle
-from tidegate.commands import build
 from tidegate.errors import NotAllowed, NotFound
+from tidegate.slash_commands import build
 from tidegate.store import audit
 from tidegate.values import Event, Notice, QuestionAnswered, QuestionAsked, ToolProgress
 

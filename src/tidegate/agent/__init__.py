@@ -9,7 +9,7 @@ from tidegate.agent.interface import EXCERPT_CHARACTERS, Effect, Parked, Turn
 from tidegate.agent.loop import Bounds, run
 from tidegate.agent.model_step import Budget, Meter, ModelStep, Payer, Remedy, RequestFitter, SpendGuard, TurnResident
 from tidegate.agent.prefix import EXTRA, PROMPT, build_prefix, part_of
-from tidegate.agent.side_call import SideCall, run_side_call
+from tidegate.agent.side_call import SideCall, run_metered, run_side_call
 from tidegate.agent.tool_results import in_call_order, interrupted, is_balanced, missing, not_run, tool_ended
 from tidegate.agent.tool_runner import Permissions, ToolRunner, ToolSetup
 
@@ -44,6 +44,7 @@ __all__ = [
     "not_run",
     "part_of",
     "run",
+    "run_metered",
     "run_side_call",
     "tool_ended",
     "weigh",

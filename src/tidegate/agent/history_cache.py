@@ -4,10 +4,10 @@ When a conversation is reloaded, its history is read from this cache instead of 
 message, so the cost does not depend on the number of messages.
 
 Guarantee: a hit returns exactly the bytes that were cached, and only for the same signature and version of the session.
-On a miss, the caller reads the store. Each entry is returned at most once. The file is unnamed, so it does not outlive
-the process. It is a ring buffer: new entries overwrite the oldest. Histories that arrive during a write are then
-written together. Their total size is bounded, so unloading frees memory even if the disk is slow. After a failed write,
-nothing else is cached. The cache owns the file; `close` closes it.
+On a miss, the caller reads the store. Each entry is returned at most once. The file is anonymous, so it does not
+outlive the process. It is used as a ring buffer: new entries overwrite the oldest. Histories that arrive during a write
+are batched into the next one. Their total size in memory is bounded, so unloading frees memory even if the disk is
+slow. If a write fails, the cache stops accepting entries. The cache owns the file; `close` closes it.
 """
 
 import asyncio

@@ -7,7 +7,8 @@ as the side call's effect. A side call owns no resources.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 
@@ -16,6 +17,7 @@ from tidegate.errors import ModelFailed
 from tidegate.models import Model, checked_usage
 from tidegate.values import Call, Event, Message, Prefix, Usage
 
+T = TypeVar("T")
 NOTHING = Usage()
 
 
@@ -87,6 +89,42 @@ async def run_side_call(
     spend_guard.spend(side_call, usage)
     side_call.add_call(spend_guard.model, usage)
     return answer
+
+
+async def run_metered(
+    side_call: SideCall,
+    name: str,
+    spend_guard: SpendGuard,
+    call: Callable[[], Awaitable[T]],
+    usage_of: Callable[[T], Usage],
+    estimate: Callable[[], Usage],
+    *,
+    within: float,
+) -> T:
+    """Runs a call of a model of another kind than chat, whose configured name is `name`. `estimate` returns the usage
+    of a call that was cut off. Raises BudgetSpent before the call, or ModelFailed if the model fails or takes longer
+    than `within` seconds."""
+    spend_guard.check(side_call)
+
+    def charge(usage: Usage) -> None:
+        spend_guard.spend(side_call, usage)
+        side_call.add_call(spend_guard.model, usage)
+
+    try:
+        with anyio.fail_after(within):
+            result = await call()
+    except TimeoutError:
+        charge(estimate())
+        raise ModelFailed(f"Model {name!r}: no answer within {within:g} s.", kind="timeout", retryable=True) from None
+    except asyncio.CancelledError:
+        charge(estimate())
+        raise
+    except ModelFailed as failure:
+        if failure.received_bytes:
+            charge(estimate())
+        raise
+    charge(usage_of(result))
+    return result
 
 
 def _discard(text: str) -> None:

@@ -93,7 +93,7 @@ def print_table(
 
 
 def terminal_width() -> int | None:
-    """Returns the line width of standard output in characters, or None if it is not a terminal."""
+    """Returns the terminal's width in columns, or None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 

@@ -21,7 +21,7 @@ from tidegate.config.tables.agents import AgentSettings
 from tidegate.config.tables.declarations import settings_of
 from tidegate.config.tables.limits import BudgetSettings
 from tidegate.config.tables.mcp import McpSettings
-from tidegate.config.tables.models import ModelSettings
+from tidegate.config.tables.models import MODEL_KINDS, ModelKindName, ModelSettings
 from tidegate.config.tables.server import ServerSettings, is_loopback
 from tidegate.config.tables.workspaces import WebSettings
 from tidegate.config.value_types import NAME, InvalidValue, is_reference, looks_secret, nearest, quote
@@ -92,7 +92,7 @@ def read(text: str, home: Path) -> Config:
     if demo:
         models = {"main": ModelSettings(api="demo")}
     if not agents:
-        agents = {"main": AgentSettings(model="main" if "main" in models else next(iter(models)), tools=DEFAULT_TOOLS)}
+        agents = {"main": AgentSettings(model=_first_chat_model(models), tools=DEFAULT_TOOLS)}
     _check_server(parts["server"], faults)
     _check_web(parts["web"], faults)
     _check_models(models, faults)
@@ -114,6 +114,11 @@ def read(text: str, home: Path) -> Config:
         demo=demo,
         **parts,
     )
+
+
+def _first_chat_model(models: Mapping[str, ModelSettings | None]) -> str:
+    chat = (name for name, model in models.items() if model is None or model.kind == "chat")
+    return "main" if "main" in models else next(chat, next(iter(models)))
 
 
 def _decode(data: bytes) -> str:
@@ -252,7 +257,33 @@ def _check_models(models: dict[str, ModelSettings | None], faults: list[str]) ->
         faults += (f"[{where}] {fault}" for fault in _model_faults(model))
 
 
+_CHAT_ONLY = ("max_output", "vision", "audio", "thinking", "efforts", "price_cached", "price_written")
+_OTHERS_ONLY = {
+    "dimensions": "embeddings",
+    "voice": "speech",
+    "price_minute": "transcription",
+    "price_characters": "speech",
+}
+LEAST_WINDOW = 1024
+"""The smallest context window of a chat model, in tokens."""
+
+
+def _kind_faults(model: ModelSettings) -> Iterator[str]:
+    """Yields the keys that do not apply to the kind of the model, or that are missing."""
+    for key, kind in (*((key, "chat") for key in _CHAT_ONLY), *_OTHERS_ONLY.items()):
+        if getattr(model, key) not in (None, "") and model.kind != kind:
+            apis = " or ".join(quote(api) for api, its in MODEL_KINDS.items() if its == kind and api != "demo")
+            yield f"has the key {key!r}, which is only valid for api = {apis}, not {quote(model.api)}; remove it"
+    if model.kind == "speech" and not model.voice:
+        yield f"requires the key 'voice' with api = {quote(model.api)}"
+    if model.kind == "chat" and model.context_window is not None and model.context_window < LEAST_WINDOW:
+        yield f"has a 'context_window' below {LEAST_WINDOW}, which is too small for a chat model"
+    if model.kind in ("transcription", "speech") and model.context_window is not None:
+        yield f"has the key 'context_window', which does not apply to api = {quote(model.api)}; remove it"
+
+
 def _model_faults(model: ModelSettings) -> Iterator[str]:
+    yield from _kind_faults(model)
     if model.api != "demo":
         for key in ("base_url", "model"):
             if not getattr(model, key):
@@ -267,7 +298,7 @@ def _model_faults(model: ModelSettings) -> Iterator[str]:
     if model.context_window is not None and (model.max_output or 0) > model.context_window:
         yield f"has a 'max_output' larger than its 'context_window', {model.context_window}; lower it"
     prices = [key for key in PRICES if getattr(model, key) is not None]
-    for needed in ("price_input", "price_output"):
+    for needed in ("price_input",) if model.kind == "embeddings" else ("price_input", "price_output"):
         if prices and needed not in prices:
             yield f"has {prices[0]!r} and therefore also requires the key {needed!r}"
 
@@ -289,7 +320,9 @@ def _check_agents(
             continue
         where = _join("agents", name)
         for spare in agent.fallback:
-            if spare == agent.model:
+            if (fault := _wrong_kind(models.get(spare), "chat")) is not None:
+                faults.append(f"[{where}] fallback contains {_key(spare)!r}, which {fault}")
+            elif spare == agent.model:
                 faults.append(
                     f"[{where}] fallback contains {_key(spare)!r}, which is already its 'model'; remove it from the "
                     "list"
@@ -299,11 +332,23 @@ def _check_agents(
                     f"[{where}] fallback contains {_key(spare)!r}, but there is no [models.{_key(spare)}]"
                     f"{nearest(spare, models)}"
                 )
+        if (fault := _wrong_kind(models.get(agent.model), "chat")) is not None:
+            faults.append(f"{where}.model is {_key(agent.model)!r}, which {fault}")
         if agent.model in models:
             continue
         explicit = "model" in tables[name]
         missing = f"does not exist: there is no [models.{_key(agent.model)}]{nearest(agent.model, models)}"
         faults.append(f"{where}.model {'' if explicit else 'is not set, and its default '}{missing}")
+
+
+def _wrong_kind(model: ModelSettings | None, kind: ModelKindName) -> str | None:
+    """Returns what is wrong with a reference to this model if another kind of model is needed. Otherwise, returns
+    None."""
+    if model is None or model.kind == kind:
+        return None
+    shown = {"chat": "a chat model"}
+    is_now = shown.get(model.kind, f"a model for {model.kind}")
+    return f"is {is_now} (api = {quote(model.api)}); name {shown.get(kind, f'a model for {kind}')} instead"
 
 
 def _check_delegates(agents: dict[str, AgentSettings | None], faults: list[str]) -> None:
@@ -319,7 +364,17 @@ def _check_context(parts: Mapping[str, Any], models: dict[str, ModelSettings | N
     for table in ("context", "memory"):
         if parts[table] is not None and (name := parts[table].model) and name not in models:
             faults.append(f"[{table}] model does not exist: there is no [models.{_key(name)}]{nearest(name, models)}")
+        elif parts[table] is not None and (fault := _wrong_kind(models.get(name), "chat")) is not None:
+            faults.append(f"[{table}] model is {_key(name)!r}, which {fault}")
     context = parts["context"]
+    if context is not None and (name := context.embeddings):
+        if name not in models:
+            missing = f"does not exist: there is no [models.{_key(name)}]{nearest(name, models)}"
+            faults.append(f"[context] embeddings {missing}")
+        elif (fault := _wrong_kind(models[name], "embeddings")) is not None:
+            faults.append(f"[context] embeddings is {_key(name)!r}, which {fault}")
+        if context.index:
+            faults.append("[context] has both 'index' and 'embeddings', but searches use only one; remove one of them")
     if context is not None and not context.keep < context.soft <= context.hard:
         faults.append(
             "[context] requires keep < soft <= hard, not "

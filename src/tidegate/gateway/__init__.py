@@ -61,7 +61,7 @@ def lost_database(home: Path) -> str | None:
 
 
 def settings(home: Path) -> "Config":
-    """Reads the configuration of this home folder. Errors name the file's full path."""
+    """Reads the configuration in this home folder. Error messages include the file's full path."""
     from tidegate.gateway.preflight import preflight
 
     return preflight.settings(home)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from tidegate import commands
+from tidegate import slash_commands
 from tidegate.config import FILE_NAME, show
 from tidegate.errors import Misconfigured, StoreDamaged, TidegateError
 from tidegate.gateway import home as home_folder
@@ -344,7 +344,7 @@ class Gateway:
 
     async def _open_web(self) -> None:
         self._health = Health(self.store, clock=self._clock)
-        registry = commands.build(self.sessions)
+        registry = slash_commands.build(self.sessions)
         app = create_app(
             service=self.sessions,
             commands=registry,

@@ -343,7 +343,8 @@ async def _awaited(waiting: Awaitable[object]) -> object:
 
 
 async def outlast(end: asyncio.Task[Any]) -> asyncio.CancelledError | None:
-    """Waits for `end` even if the waiting task is cancelled, and returns the cancellation."""
+    """Waits for `end` to finish even if the current task is cancelled meanwhile. Returns the last cancellation, or
+    None."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not end.done():

@@ -33,7 +33,7 @@ from tidegate.store import (
     summaries,
     usage,
 )
-from tidegate.values import Call, Frozen, Message, Prefix, Usage
+from tidegate.values import Call, Frozen, Message, Prefix
 
 HOOK = "memory"
 
@@ -173,7 +173,7 @@ class NoteExtractor:
             # The cost is always recorded, since the notes may never be committed, or only by another attempt.
             if side_call.calls:
                 with anyio.CancelScope(shield=True):
-                    await self._store.write(_bill, session, tuple(side_call.calls), self._clock())
+                    await self._store.write(usage.add_side_calls, session, tuple(side_call.calls), self._clock())
         found = read_answer(answer.text)
         if found is None:
             log.warning("a model's answer is not a list of notes", session=session.id)
@@ -270,19 +270,3 @@ def _material(db: Db, session: str, principal: str) -> _Material:
         name=principal if known is None else known.name,
         user_messages=messages.count_user_messages(db, session, LEAST_SAID),
     )
-
-
-def _bill(db: Db, session: SessionRow, calls: Sequence[tuple[str, Usage]], now: float) -> None:
-    there = sessions.get(db, session.id) is not None
-    for model, tokens in calls:
-        usage.add(
-            db,
-            session=session.id if there else None,
-            principal=session.principal if there else None,
-            agent=session.agent,
-            channel=session.channel,
-            model=model,
-            turn=None,
-            tokens=tokens,
-            now=now,
-        )

@@ -9,7 +9,8 @@ Other packages import from here, and from `tidegate.models.recording` to record 
 - `registry.py`: `Models`, which creates the configured models.
 - `catalog/`: facts about models: windows, capabilities, prices.
 - `formats/`: the provider formats. `formats/format.py` says how to add one.
-- `http/`: requests with retries (`http_model.py`, `retry.py`), keys, failures.
+- `embeddings.py`, `transcription.py`, `speech.py`: models of other kinds than chat.
+- `http/`: requests with retries (`endpoint.py`, `http_model.py`, `retry.py`), keys, failures.
 - `recording/` and `demo/`: loaded only when needed.
 """
 
@@ -17,7 +18,7 @@ from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import Facts, Prices
 from tidegate.models.formats.json_repair import repair_json
 from tidegate.models.formats.request_text import NOTES_TASK, SUMMARY_TASK
-from tidegate.models.formats.token_counts import checked_usage
+from tidegate.models.formats.token_counts import CountedModel, checked_usage
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.interface import EncodedPrefix, Model, Wire
 from tidegate.models.registry import Models, ModelState
@@ -26,6 +27,7 @@ __all__ = [
     "NOTES_TASK",
     "SUMMARY_TASK",
     "Catalog",
+    "CountedModel",
     "EncodedPrefix",
     "Facts",
     "Model",

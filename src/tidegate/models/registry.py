@@ -7,7 +7,7 @@ gets a cooldown, so that callers with a fallback can choose another one. The con
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 import msgspec
@@ -19,7 +19,8 @@ from tidegate.models.catalog.catalog import Catalog
 from tidegate.models.catalog.facts import Facts
 from tidegate.models.formats.format import format_for
 from tidegate.models.http.cooldown import Cooldowns
-from tidegate.models.http.http_model import HttpModel
+from tidegate.models.http.endpoint import ModelEndpoint, json_headers
+from tidegate.models.http.http_model import HttpModel, signature
 from tidegate.models.http.keyring import Key, KeyRing
 from tidegate.models.http.retry import RetryPolicy
 from tidegate.models.interface import Model
@@ -38,6 +39,14 @@ class ModelState(Frozen, frozen=True, omit_defaults=False):
     rests_because: ModelKind | None = None
     failures: Mapping[ModelKind, int] = msgspec.field(default_factory=dict)
 
+
+if TYPE_CHECKING:
+    from tidegate.models.embeddings import EmbeddingsModel
+    from tidegate.models.speech import SpeechModel
+    from tidegate.models.transcription import TranscriptionModel
+
+    OtherModel = EmbeddingsModel | TranscriptionModel | SpeechModel
+    Other = TypeVar("Other", EmbeddingsModel, TranscriptionModel, SpeechModel)
 
 DEMO = "demo"
 
@@ -60,54 +69,136 @@ class Models:
         self._answer_bytes = answer_bytes
         self._retry_policy = retry_policy or RetryPolicy()
         self._models: dict[str, Model] = {}
+        self._others: dict[str, OtherModel] = {}
         self._key_cooldowns = Cooldowns(self._retry_policy.clock)
         self.cooldowns = Cooldowns(self._retry_policy.clock)
         """The models' cooldowns, by model name."""
 
     async def __aenter__(self) -> Self:
         # Keys may be in files on a slow disk.
-        self._models = await anyio.to_thread.run_sync(self._build_all)
+        await anyio.to_thread.run_sync(self._build_all)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._models = {}
+        self._models, self._others = {}, {}
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the chat models."""
         return tuple(self._models)
 
     def get(self, name: str) -> Model:
+        """Returns a chat model."""
         model = self._models.get(name)
         if model is None:
             known = ", ".join(self._models) or "none"
-            raise Misconfigured(f"There is no model {name!r}; the configured models are: {known}.")
+            raise Misconfigured(f"There is no chat model {name!r}; the configured chat models are: {known}.")
+        return model
+
+    def embeddings(self, name: str) -> "EmbeddingsModel":
+        from tidegate.models.embeddings import EmbeddingsModel
+
+        return self._other(name, EmbeddingsModel, "for embeddings")
+
+    def transcription(self, name: str) -> "TranscriptionModel":
+        from tidegate.models.transcription import TranscriptionModel
+
+        return self._other(name, TranscriptionModel, "for transcription")
+
+    def speech(self, name: str) -> "SpeechModel":
+        from tidegate.models.speech import SpeechModel
+
+        return self._other(name, SpeechModel, "for speech")
+
+    def _other(self, name: str, kind: "type[Other]", what: str) -> "Other":
+        model = self._others.get(name)
+        if not isinstance(model, kind):
+            known = ", ".join(name for name, other in self._others.items() if isinstance(other, kind)) or "none"
+            raise Misconfigured(f"There is no model {name!r} {what}; the configured ones are: {known}.")
         return model
 
     def states(self) -> dict[str, ModelState]:
-        return {name: self._state(name, model) for name, model in self._models.items()}
+        """Returns the states of the models of all kinds."""
+        return {name: self._state(name, {**self._models, **self._others}[name]) for name in self._settings}
 
-    def _state(self, name: str, model: Model) -> ModelState:
+    def _state(self, name: str, model: "Model | OtherModel") -> ModelState:
         cooldown = self.cooldowns.of(name)
-        http = model if isinstance(model, HttpModel) else None
+        endpoint = getattr(model, "endpoint", None)
+        if not isinstance(endpoint, ModelEndpoint):
+            return ModelState()
         return ModelState(
-            keys=sum(key.secret is not None for key in http.keys.keys) if http is not None else 0,
-            keys_resting=http.keys.in_cooldown if http is not None else 0,
+            keys=sum(key.secret is not None for key in endpoint.keys.keys),
+            keys_resting=endpoint.keys.in_cooldown,
             rests_until=cooldown.until if cooldown is not None else None,
             rests_because=cooldown.why if cooldown is not None else None,
-            failures=dict(http.failures) if http is not None else {},
+            failures=dict(endpoint.failed_requests),
         )
 
-    def _build_all(self) -> dict[str, Model]:
+    def _build_all(self) -> None:
         catalogue = Catalog.shipped()
-        return {name: self._build(name, model, catalogue.facts_of(model)) for name, model in self._settings.items()}
+        for name, settings in self._settings.items():
+            facts = catalogue.facts_of(settings)
+            if settings.api == "demo":
+                from tidegate.models.demo.model import DemoModel  # loaded only when it is configured
 
-    def _build(self, name: str, settings: ModelSettings, facts: Facts) -> Model:
-        if settings.api == "demo":
-            from tidegate.models.demo.model import DemoModel  # loaded only when it is configured
+                self._models[name] = DemoModel(name, self._transport, facts)
+            elif settings.kind == "chat":
+                self._models[name] = self._build(name, settings, facts)
+            else:
+                self._others[name] = self._build_other(name, settings, facts)
 
-            return DemoModel(name, self._transport, facts)
+    def _build(self, name: str, settings: ModelSettings, facts: Facts) -> HttpModel:
+        format = format_for(settings, facts)
+        endpoint, headers = self._endpoint(
+            name, settings, format.path, lambda key: json_headers(format.headers(key), "text/event-stream")
+        )
+        secrets = [key.secret for key in endpoint.keys.keys]
+        return HttpModel(
+            name,
+            endpoint,
+            format,
+            provider_model=settings.model,
+            signature=signature(format.api, settings.base_url, settings.model, headers, secrets, facts),
+            answer_bytes=self._answer_bytes,
+        )
+
+    def _build_other(self, name: str, settings: ModelSettings, facts: Facts) -> "OtherModel":
+        """Returns a model of a kind other than chat. Only the kinds that the configuration uses are imported."""
+        model = settings.model
+        if settings.kind == "embeddings":
+            from tidegate.models import embeddings
+
+            endpoint, _ = self._endpoint(name, settings, embeddings.PATH, _bearer)
+            return embeddings.EmbeddingsModel(
+                name,
+                endpoint,
+                facts,
+                base_url=settings.base_url,
+                provider_model=model,
+                dimensions=settings.dimensions,
+            )
+        if settings.kind == "transcription":
+            from tidegate.models import transcription
+
+            endpoint, _ = self._endpoint(name, settings, transcription.PATH, _bearer)
+            return transcription.TranscriptionModel(
+                name, endpoint, facts, provider_model=model, answer_bytes=self._answer_bytes
+            )
+        from tidegate.models import speech
+
+        endpoint, _ = self._endpoint(name, settings, speech.PATH, _bearer)
+        return speech.SpeechModel(name, endpoint, facts, provider_model=model, voice=settings.voice)
+
+    def _endpoint(
+        self,
+        name: str,
+        settings: ModelSettings,
+        path: str,
+        headers_for: Callable[[str | None], Mapping[str, str]],
+    ) -> tuple[ModelEndpoint, dict[str, str]]:
+        """Returns the endpoint, and the configured headers with their secrets."""
         for field in ("base_url", "model"):
             if not getattr(settings, field):
                 raise Misconfigured(f'[models.{name}] needs `{field}` for api = "{settings.api}"; set it.')
@@ -123,18 +214,19 @@ class Models:
             header: self._reveal(f"[models.{name}] headers.{header}", value, secrets) if is_reference(value) else value
             for header, value in settings.headers.items()
         }
-        return HttpModel(
+        endpoint = ModelEndpoint(
             name,
             settings,
-            format_for(settings, facts),
+            path,
             keys=KeyRing(keys, self._key_cooldowns, settings.base_url),
+            headers_for=headers_for,
             headers=headers,
             redact=Redactor(secrets).text,
             transport=self._transport,
-            answer_bytes=self._answer_bytes,
             retry_policy=self._retry_policy,
             proxy=self._proxy_for(settings),
         )
+        return endpoint, headers
 
     def _proxy_for(self, settings: ModelSettings) -> Secret | None:
         if self._network is None:
@@ -153,3 +245,7 @@ class Models:
             )
         secrets.append(secret)
         return text
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return json_headers({} if key is None else {"Authorization": f"Bearer {key}"}, "*/*")

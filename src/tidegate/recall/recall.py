@@ -5,7 +5,8 @@ and the transcripts of the same person's other conversations if the agent's `rec
 else is reported as not found. Transcripts are never changed. Results are bounded, quote messages (`render`) and say how
 to continue.
 
-The service lives as long as the process. It only holds a reference to the plug-in index, if one is configured.
+The service lives as long as the process. It only holds references to the plug-in index and to the vectors, if they are
+configured.
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from tidegate.values import Frozen
 
 if TYPE_CHECKING:
     from tidegate.plugins.host import Plugin
+    from tidegate.recall.vectors import MessageVectors
 
 QUERY_CHARACTERS = 1000
 LIMIT = 50
@@ -56,12 +58,21 @@ class TranscriptSpan(Frozen, frozen=True):
 
 
 class RecallService:
-    def __init__(self, config: Config, store: Store, spool: Spool, scope: Scope, index: "Plugin | None" = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        spool: Spool,
+        scope: Scope,
+        index: "Plugin | None" = None,
+        vectors: "MessageVectors | None" = None,
+    ) -> None:
         self._config = config
         self._store = store
         self._spool = spool
         self.index = None if index is None else PluginIndex(index, scope, store)
-        self._search = MessageSearch(store, spool, self.index)
+        self.vectors = vectors
+        self._search = MessageSearch(store, spool, self.index, vectors)
 
     # -- search --
 

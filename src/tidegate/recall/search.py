@@ -1,5 +1,5 @@
-"""Search of earlier messages: ranked, for all words, with a regular expression or with a plug-in index. A search of the
-spooled tool results follows.
+"""Search of earlier messages: ranked (also by vectors, if there are any), for all words, with a regular expression or
+with a plug-in index. A search of the spooled tool results follows.
 
 Only the requesting principal's visible messages are read; undone messages and messages of the requesting turn are
 excluded. Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that
@@ -9,7 +9,7 @@ continues after it, so nothing is skipped. Regular expressions run in worker thr
 import itertools
 import re
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tidegate.errors import ToolFailed
 from tidegate.plugins import IndexHits
@@ -21,6 +21,7 @@ from tidegate.store import (
     AllWords,
     Db,
     Mention,
+    QueryVector,
     SpooledRow,
     Store,
     messages,
@@ -31,6 +32,9 @@ from tidegate.store import (
     spooled,
 )
 from tidegate.values import Frozen, Message
+
+if TYPE_CHECKING:
+    from tidegate.recall.vectors import MessageVectors
 
 PATTERN_SECONDS = 15.0
 """Time limit for searching messages with a regular expression, and another one for searching results. After that, the
@@ -47,7 +51,7 @@ INDEX_AFTER = 1_000
 """Maximum length of a plug-in index's cursor, in characters."""
 
 _CURSORS = re.compile(
-    r"[wv](?P<entry>\d{1,19})|k(?P<rank>\d{1,4})|x(?P<number>\d{1,10})\.(?P<place>\d{1,19})|i(?P<skip>\d{1,4})\.(?P<after>.*)"
+    r"[wv](?P<entry>\d{1,19})|[km](?P<rank>\d{1,4})|x(?P<number>\d{1,10})\.(?P<place>\d{1,19})|i(?P<skip>\d{1,4})\.(?P<after>.*)"
     r"|r(?P<of>\d{1,10})\.(?P<id>sp_\w{1,64}|-)\.(?P<byte>\d{1,18})",
     re.ASCII | re.DOTALL,
 )
@@ -62,7 +66,7 @@ _RESULTS = f"r{_LAST_NUMBER}.-.0"
 SearchKind = Literal["ranked", "exact", "regex"]
 """`ranked` finds the messages that best match any of the words, `exact` those that contain all words, and `regex` those
 that match a regular expression."""
-_KINDS: dict[SearchKind, str] = {"ranked": "kixr", "exact": "wvxr", "regex": "xr"}
+_KINDS: dict[SearchKind, str] = {"ranked": "kmixr", "exact": "wvxr", "regex": "xr"}
 """The initial letters of each kind's cursors."""
 
 
@@ -112,10 +116,13 @@ class SearchStage(Frozen, frozen=True):
 
 
 class MessageSearch:
-    def __init__(self, store: Store, spool: Spool, index: PluginIndex | None) -> None:
+    def __init__(
+        self, store: Store, spool: Spool, index: PluginIndex | None, vectors: "MessageVectors | None" = None
+    ) -> None:
         self._store = store
         self._spool = spool
         self._index = index
+        self._vectors = vectors
 
     async def search(self, request: SearchRequest, after: str) -> SearchStage:
         """Returns at most the requested number of hits, starting at the cursor `after`."""
@@ -144,8 +151,8 @@ class MessageSearch:
         found = _CURSORS.fullmatch(at)
         if found is None or at[0] not in _KINDS[request.kind]:
             raise ToolFailed("context_search: after must come from the last result of the same search")
-        if at[0] == "k":
-            return await self._ranked(request, int(found["rank"]), limit)
+        if at[0] in "km":
+            return await self._ranked(request, int(found["rank"]), limit, fused=at[0] == "m")
         if at[0] in "wv":
             return await self._words(request, min(int(found["entry"]), search_index.LAST), limit, former=at[0] == "v")
         if at[0] == "i":
@@ -157,16 +164,35 @@ class MessageSearch:
 
     # -- ranked, by the full-text index --
 
-    async def _ranked(self, request: SearchRequest, skip: int, limit: int) -> SearchStage:
+    async def _ranked(self, request: SearchRequest, skip: int, limit: int, *, fused: bool = False) -> SearchStage:
+        """Returns the next hits. A search that began with vectors (`fused`) continues with them, since the ranks of the
+        hits already shown depend on them; one that began without continues without."""
         notes: tuple[str, ...] = ()
         if await self._store.read(search_index.is_behind, request.turn):
             notes = _behind(await search_index.catch_up(self._store))
-        found = await self._store.read(_ranked_hits, request, skip, limit)
+        vector, missing = await self._query_vector(request) if fused or not skip else (None, "")
+        if fused and vector is None:
+            raise ToolFailed(f"This search cannot be continued, since {missing}; search again without `after`.")
+        if missing:
+            notes = (*notes, f"{missing}, so only words were compared")
+        found = await self._store.read(_ranked_hits, request, skip, limit, vector)
         if found is None:
             return SearchStage(hits=(), after=_PATTERN, notes=(_UNRANKED,), goes_on=True)
         hits, more = found
-        after = f"k{skip + len(hits)}" if more else None
-        return SearchStage(hits=tuple(hits), after=after, notes=(*notes, *((_RANKED,) if hits else ())))
+        after = f"{'k' if vector is None else 'm'}{skip + len(hits)}" if more else None
+        best = _RANKED if vector is None else _FUSED
+        return SearchStage(hits=tuple(hits), after=after, notes=(*notes, *((best,) if hits else ())))
+
+    async def _query_vector(self, request: SearchRequest) -> tuple[QueryVector | None, str]:
+        """Returns the vector of the query, or why there is none."""
+        if self._vectors is None:
+            return None, ""
+        from tidegate.recall.vectors import VectorsUnavailable  # loaded only with an embeddings model
+
+        try:
+            return await self._vectors.query(request.query, request.own, request.turn), ""
+        except VectorsUnavailable as error:
+            return None, f"the embeddings model {self._vectors.name!r} {error}"
 
     # -- all words, by the full-text index --
 
@@ -294,6 +320,10 @@ class MessageSearch:
         return await search_files(self._spool.workers, paths, terms, byte)
 
 
+_FUSED = (
+    "the best matches by words and meaning first, of which the last may be far off; exact=true finds only messages "
+    "with all of the words"
+)
 _RANKED = "the best matches for any of the words first; exact=true finds only messages with all of them"
 _UNRANKED = "these words are too common to look up, so this is a search for the exact text"
 
@@ -323,13 +353,15 @@ def _result(request: SearchRequest, rows: list[tuple[int, SpooledRow]], spots: S
 # -- reads --
 
 
-def _ranked_hits(db: Db, request: SearchRequest, skip: int, limit: int) -> tuple[list[ShownHit], bool] | None:
+def _ranked_hits(
+    db: Db, request: SearchRequest, skip: int, limit: int, vector: QueryVector | None
+) -> tuple[list[ShownHit], bool] | None:
     """Returns the hits from rank `skip` on, and whether there are more. Returns None if the query contains no words to
-    look up."""
+    look up and has no vector."""
     analyzer = search_index.analyzer(db)
     now = time.time()
     question = ranking.Question(request.query, analyzer, now)
-    if not question.terms:
+    if not question.terms and vector is None:
         return None
     ranks = itertools.count(skip + 1)
 
@@ -337,7 +369,7 @@ def _ranked_hits(db: Db, request: SearchRequest, skip: int, limit: int) -> tuple
         return ShownHit(
             heading=_heading(request, mention.session, mention.place, mention.message, mention.at),
             excerpt=analyzer.excerpt(search_index.searchable(mention.message), question.words),
-            after=f"k{next(ranks)}",
+            after=f"{'k' if vector is None else 'm'}{next(ranks)}",
         )
 
     return ranking.search_ranked(
@@ -350,6 +382,7 @@ def _ranked_hits(db: Db, request: SearchRequest, skip: int, limit: int) -> tuple
         turn=request.turn,
         skip=skip,
         limit=limit,
+        vector=vector,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tidegate.config import Config
 from tidegate.engine import Engine, build_engine
 from tidegate.http_client import Network
-from tidegate.lifetimes import Presence, Scope
+from tidegate.lifetimes import Ledger, Presence, Scope
 from tidegate.log import Log
 from tidegate.mcp import McpServers
 from tidegate.models import Models
@@ -26,7 +26,7 @@ from tidegate.sessions.lifecycle import EndHook, SessionEndings
 from tidegate.sessions.prompt_prefix import PromptPrefixes, PromptSource
 from tidegate.spool import Spool
 from tidegate.store import SessionRow, Store
-from tidegate.tools import Delegates, Notes, Recall, Skills, ToolRegistry, ToolServices
+from tidegate.tools import Delegates, Notes, Recall, Skills, ToolServices, Toolsets
 from tidegate.turns import DELEGATE, Approvals, Budgets, Channels, Compaction, Runner, ToolEnv
 from tidegate.workspaces import Provenance, Workspaces
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate.memory import Memory, NoteExtractor
     from tidegate.plugins.host import Plugin, Plugins
     from tidegate.recall import RecallService
+    from tidegate.recall.vectors import MessageVectors
     from tidegate.skills import ProjectFiles, SkillLibrary
     from tidegate.tools.builtin.web.http_access import WebAccess
     from tidegate.turns.delegation import Delegation
@@ -75,7 +76,7 @@ def build_components(
     store: Store,
     config: Config,
     models: Models,
-    tools: ToolRegistry,
+    tools: Toolsets,
     *,
     clock: Callable[[], float] = time.time,
     hooks: Mapping[str, EndHook] | None = None,
@@ -117,7 +118,8 @@ def build_components(
     if memory is not None:
         presence.ledger.view("memory provider", memory.measure)
     delegation = _delegation(config, store, lambda: engine, lambda: intake)
-    recall = _recall(config, store, spool, scope, _plugin(plugins, "index"))
+    vectors = _vectors(config, store, models, budgets, clock, presence.ledger)
+    recall = _recall(config, store, spool, scope, _plugin(plugins, "index"), vectors)
     provided: dict[type, object | None] = {
         Recall: recall,
         Notes: memory,
@@ -284,12 +286,37 @@ def _delegation(
     return Delegation(config, store, engine, lambda inbound: intake().accept(inbound))
 
 
-def _recall(config: Config, store: Store, spool: Spool, scope: Scope, index: "Plugin | None") -> "RecallService | None":
+def _vectors(
+    config: Config, store: Store, models: Models, budgets: Budgets, clock: Callable[[], float], ledger: Ledger
+) -> "MessageVectors | None":
+    if not config.context.embeddings or not _uses(config, "context"):
+        return None
+    from tidegate.recall.vectors import MessageVectors
+
+    return MessageVectors(
+        config.context.embeddings,
+        models,
+        store,
+        budgets.spend_guard,
+        clock,
+        vector_bytes=config.context.vector_bytes,
+        ledger=ledger,
+    )
+
+
+def _recall(
+    config: Config,
+    store: Store,
+    spool: Spool,
+    scope: Scope,
+    index: "Plugin | None",
+    vectors: "MessageVectors | None",
+) -> "RecallService | None":
     if not _uses(config, "context"):
         return None
     from tidegate.recall import RecallService
 
-    return RecallService(config, store, spool, scope, index)
+    return RecallService(config, store, spool, scope, index, vectors)
 
 
 def _plugin(plugins: "Plugins | None", kind: str) -> "Plugin | None":

@@ -11,7 +11,7 @@ from typing import Any
 from tidegate.mcp import CHECK_SECONDS
 from tidegate.sessions.components import Components
 from tidegate.sessions.recovery import recover
-from tidegate.store import approvals, audit, maintenance, notes, receipts, search_index, usage
+from tidegate.store import approvals, audit, maintenance, notes, receipts, search_index, usage, vectors
 from tidegate.values import Frozen
 from tidegate.workspaces import RECONCILE_SECONDS, TIDY_SECONDS, enforce_trash_quota
 
@@ -108,6 +108,7 @@ def maintenance_tasks(
         indexed += await drain(lambda: store.write(search_index.index_former), 1, INDEX_BATCHES)
         if components.recall is not None and components.recall.index is not None:
             await components.recall.index.feed()
+        indexed += await drain(lambda: store.write(vectors.remove_unused), vectors.REMOVED, INDEX_BATCHES)
         if indexed:
             await count_unindexed()
         return indexed
@@ -124,6 +125,13 @@ def maintenance_tasks(
         MaintenanceTask(name="spool", interval=SPOOL_SECONDS, run=components.spool.sweep),
         MaintenanceTask(name="tidy", interval=300.0, run=tidy),
     ]
+    if components.recall is not None and (message_vectors := components.recall.vectors) is not None:
+
+        async def embed() -> None:
+            await message_vectors.fill()
+            await count_unindexed()
+
+        maintenance_tasks.append(MaintenanceTask(name="embed", interval=5.0, run=embed))
     if components.extractor is not None:
         maintenance_tasks.append(MaintenanceTask(name="learn", interval=60.0, run=endings.finish_slow))
     return maintenance_tasks

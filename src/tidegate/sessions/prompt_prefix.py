@@ -15,7 +15,7 @@ from tidegate.config import AgentSettings, Config
 from tidegate.errors import Misconfigured
 from tidegate.lifetimes import BoundedCache, CacheStats
 from tidegate.models import Models
-from tidegate.tools import ToolRegistry
+from tidegate.tools import Toolsets
 from tidegate.turns import ServerTools
 from tidegate.values import Frozen, Prefix
 
@@ -55,7 +55,7 @@ class PromptPrefixes:
         self,
         config: Config,
         models: Models,
-        tools: ToolRegistry,
+        tools: Toolsets,
         sources: Sequence[PromptSource] = (),
         *,
         mark: Callable[[str], Awaitable[int]] | None = None,

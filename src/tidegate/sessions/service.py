@@ -50,6 +50,7 @@ from tidegate.store import (
     settings,
     turns,
     usage,
+    vectors,
 )
 from tidegate.turns import REDUCTIONS, WindowUsage
 from tidegate.values import Acceptance, Event, Inbound, Media, Outcome
@@ -75,6 +76,7 @@ class Sessions:
         self._budgets = components.budgets
         self._models = components.models
         self._audit_rows = 0
+        self._vectors = None if components.recall is None else components.recall.vectors
         self._search = SearchStatus(unindexed=0, former=0)
         self.questions = components.approvals
         self.provenance = components.provenance
@@ -289,7 +291,10 @@ class Sessions:
         return await self._budgets.visible_to(principal, session)
 
     async def _count_unindexed(self) -> None:
-        self._search = await self._store.read(_search_status)
+        found = await self._store.read(_search_status)
+        if self._vectors is not None:
+            found = msgspec.structs.replace(found, vectors=await self._vectors.status())
+        self._search = found
 
     async def _count_audit_rows(self) -> None:
         self._audit_rows = await self._store.read(audit.count)
@@ -327,6 +332,7 @@ class Sessions:
         await self._budgets.load()
         await self._count_audit_rows()
         await self._store.write(search_index.set_language, self._components.config.context.language)
+        await self._store.write(vectors.set_model, "" if self._vectors is None else self._vectors.identity)
         await self._count_unindexed()
         scope, workspaces = self._components.scope, self._components.workspaces
         await workspaces.start()

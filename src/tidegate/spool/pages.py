@@ -27,8 +27,8 @@ class PageRequest(Frozen, frozen=True):
 
 
 def read_page(path: Path, total_lines: int, wanted: PageRequest) -> str:
-    """Reads a page. Blocks, so call it in a thread started by anyio. Raises FileNotFoundError if the file no longer
-    exists."""
+    """Reads a page. This call blocks, so run it in an anyio worker thread. Raises FileNotFoundError if the file no
+    longer exists."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if wanted.byte is None:

@@ -7,6 +7,7 @@ module per kind of row. No other code accesses the tables.
 
 from tidegate.store import maintenance
 from tidegate.store.database import Store, StoreStats
+from tidegate.store.dialect import vectors_fault
 from tidegate.store.interface import Db
 from tidegate.store.rows import (
     About,
@@ -70,9 +71,11 @@ from tidegate.store.tables import (
     usage,
     workspaces,
 )
-from tidegate.store.tables.search import ranking, search, search_index, session_search
+from tidegate.store.tables.search import ranking, search, search_index, session_search, vector_batches, vectors
+from tidegate.store.tables.search.ranking import QueryVector
 from tidegate.store.tables.search.search import AllWords, Mention, SearchableMessage
 from tidegate.store.tables.search.session_search import FoundSession
+from tidegate.store.tables.search.vector_batches import VectorBatch
 from tidegate.store.tables.turns import intents, open_turns, outbox, receipts, turns
 
 __all__ = [
@@ -110,6 +113,7 @@ __all__ = [
     "Problems",
     "ProcessEnd",
     "ProcessRow",
+    "QueryVector",
     "ReceiptRow",
     "RuleOffer",
     "SearchableMessage",
@@ -127,6 +131,7 @@ __all__ = [
     "TurnNews",
     "TurnRow",
     "UsageTotal",
+    "VectorBatch",
     "WorkspaceRow",
     "approval_rules",
     "approvals",
@@ -154,5 +159,8 @@ __all__ = [
     "summaries",
     "turns",
     "usage",
+    "vector_batches",
+    "vectors",
+    "vectors_fault",
     "workspaces",
 ]

@@ -4,7 +4,10 @@ All other statements in `tables/` use the common subset of SQLite and PostgreSQL
 require another module with the same names.
 """
 
+import contextlib
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import apsw
@@ -137,6 +140,50 @@ class Tokenizer:
         """Returns the words with the byte offsets of their beginnings and ends in UTF-8."""
         found: Any = self._split(text.encode(errors="replace"), apsw.FTS5_TOKENIZE_QUERY, None, include_colocated=False)
         return cast(list[tuple[int, int, str]], found)
+
+
+# -- vectors --
+#
+# The functions are those of the SQLite extension sqlite-vec. Vectors consist of signed bytes.
+
+NEAREST = (
+    "SELECT entry, vec_distance_cosine(vec_int8(vector), vec_int8(?)) AS distance FROM (SELECT entry, vector FROM"
+    " message_vectors WHERE entry >= ? AND entry < ? AND model = ? AND length(vector) = ? ORDER BY entry DESC LIMIT ?)"
+    " AS compared ORDER BY distance, entry DESC LIMIT ?"
+)
+"""Selects the vectors with these numbers, of this model and length, that are the nearest to a vector. At most as many
+as the first limit says are compared, the highest numbers first."""
+
+
+def load_vectors(db: Db) -> None:
+    """Loads the functions for vectors into this connection, unless it has them."""
+    connection = cast(apsw.Connection, db)
+    try:
+        connection.execute("SELECT vec_length(x'00000000')").fetchall()
+    except apsw.SQLError:
+        _load(connection)
+
+
+def vectors_fault() -> str | None:
+    """Returns why vectors cannot be compared here, or None if they can."""
+    try:
+        with contextlib.closing(apsw.Connection(":memory:")) as connection:
+            _load(connection)
+    except (ImportError, apsw.Error) as error:
+        return str(error)
+    return None
+
+
+def _load(connection: apsw.Connection) -> None:
+    # The package is not imported: it would import another database library for one path.
+    found = importlib.util.find_spec("sqlite_vec")
+    if found is None or not found.submodule_search_locations:
+        raise ImportError("the package sqlite-vec is not installed")
+    connection.enable_load_extension(True)
+    try:
+        connection.load_extension(str(Path(found.submodule_search_locations[0]) / "vec0"))
+    finally:
+        connection.enable_load_extension(False)
 
 
 # -- upkeep --

@@ -36,7 +36,8 @@ def checkpoint(db: Db) -> tuple[int, int]:
 
 @outside
 def check_path(db: Db) -> None:
-    """Submits an empty write. Before every write, the writer checks that the path still leads to the open file."""
+    """Submits an empty write, which makes the writer check that the path still refers to the open file, as it does
+    before every write."""
 
 
 def vacuum(db: Db, pages: int) -> int:

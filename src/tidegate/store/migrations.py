@@ -137,6 +137,21 @@ def v16_index_words(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
+def v17_mcp_listings(db: apsw.Connection) -> None:
+    """What each MCP server offered last."""
+    db.execute(
+        """CREATE TABLE mcp_listings(
+            server TEXT PRIMARY KEY, signature BLOB NOT NULL, body BLOB NOT NULL, packed INTEGER NOT NULL,
+            at REAL NOT NULL) WITHOUT ROWID"""
+    )
+
+
+def v18_vectors(db: apsw.Connection) -> None:
+    """Messages have vectors of an embeddings model, numbered like the entries of the search index."""
+    for statement in _V18:
+        db.execute(statement)
+
+
 def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str) -> bytes:
     """Returns the session's existing prefix if it ends with `extra`, otherwise a new prefix that does."""
     body = None if prefix is None else db.execute("SELECT body FROM prefixes WHERE id = ?", (prefix,)).get
@@ -149,15 +164,6 @@ def _prefix_that_ends_with(db: apsw.Connection, prefix: bytes | None, extra: str
     digest = hashlib.sha256(made).digest()
     db.execute("INSERT OR IGNORE INTO prefixes(id, body) VALUES(?, ?)", (digest, made))
     return digest
-
-
-def v17_mcp_listings(db: apsw.Connection) -> None:
-    """What each MCP server offered last."""
-    db.execute(
-        """CREATE TABLE mcp_listings(
-            server TEXT PRIMARY KEY, signature BLOB NOT NULL, body BLOB NOT NULL, packed INTEGER NOT NULL,
-            at REAL NOT NULL) WITHOUT ROWID"""
-    )
 
 
 MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
@@ -178,6 +184,7 @@ MIGRATIONS: tuple[Callable[[apsw.Connection], None], ...] = (
     v15_approval_rules,
     v16_index_words,
     v17_mcp_listings,
+    v18_vectors,
 )
 CURRENT = len(MIGRATIONS)
 
@@ -478,4 +485,16 @@ _V16 = (
     "CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, message_terms, row)",
     "INSERT INTO index_words SELECT term FROM temp.vocabulary",
     "DROP TABLE temp.vocabulary",
+)
+
+# A block is in `vector_blocks` once it has messages to embed; `upto` is the last position that has been embedded.
+_V18 = (
+    "CREATE TABLE message_vectors(entry INTEGER PRIMARY KEY, model INTEGER NOT NULL, vector BLOB NOT NULL)",
+    """CREATE TABLE vector_blocks(
+        block INTEGER PRIMARY KEY REFERENCES index_blocks(number) ON DELETE CASCADE, upto INTEGER NOT NULL,
+        due REAL)""",
+    "CREATE INDEX vector_blocks_due ON vector_blocks(due) WHERE due IS NOT NULL",
+    """CREATE TABLE vector_models(
+        number INTEGER NOT NULL, identity TEXT NOT NULL, dimensions INTEGER NOT NULL, bytes INTEGER NOT NULL)""",
+    "INSERT INTO vector_models VALUES(0, '', 0, 0)",
 )

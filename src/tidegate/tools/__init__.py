@@ -8,10 +8,10 @@ gets its caller's identity only from its context argument. Code that shows a too
 """
 
 from tidegate.spool import bound_text
-from tidegate.tools.registry import BUILTIN, ToolRegistry, builtin_toolsets
 from tidegate.tools.services import Delegates, Notes, Recall, Skills, ToolServices
 from tidegate.tools.tool import DEFAULT_OWNER, Effect, Result, Tool, ToolContext, tool
 from tidegate.tools.toolset import Toolset
+from tidegate.tools.toolsets import BUILTIN, Toolsets, builtin_toolsets
 
 __all__ = [
     "BUILTIN",
@@ -24,9 +24,9 @@ __all__ = [
     "Skills",
     "Tool",
     "ToolContext",
-    "ToolRegistry",
     "ToolServices",
     "Toolset",
+    "Toolsets",
     "bound_text",
     "builtin_toolsets",
     "tool",

@@ -6,7 +6,7 @@ package. `delegation` and `skill_reader` are imported only if an agent uses them
 
 from tidegate.turns.approvals import Approvals, QuestionView
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channel_registry import CHANNELS, DELEGATE, Channel, Channels
+from tidegate.turns.channel_recovery import CHANNELS, DELEGATE, Channel, Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,

@@ -37,7 +37,7 @@ from tidegate.store import (
     sessions,
     turns,
 )
-from tidegate.turns.channel_registry import DELEGATE, Channels
+from tidegate.turns.channel_recovery import DELEGATE, Channels
 from tidegate.turns.stored_approvals import StoredApprovals, choices
 from tidegate.values import ApprovalScope, Frozen, QuestionAnswered, QuestionAsked, ScopeChoice, new_id
 

@@ -24,7 +24,7 @@ from tidegate.engine import PARENT_ENDED, Engine
 from tidegate.errors import NotFound, Refused, Stopping, ToolFailed
 from tidegate.store import Store, principals, receipts
 from tidegate.tools import ToolContext
-from tidegate.turns.channel_registry import DELEGATE
+from tidegate.turns.channel_recovery import DELEGATE
 from tidegate.values import (
     Acceptance,
     Event,

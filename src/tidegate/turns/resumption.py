@@ -8,7 +8,7 @@ running, so a turn that crashes the gateway cannot do so forever.
 from tidegate.engine import TakenTurn
 from tidegate.errors import GivenUp
 from tidegate.log import Log
-from tidegate.turns.channel_registry import Channel
+from tidegate.turns.channel_recovery import Channel
 
 log = Log(__name__)
 

@@ -34,9 +34,9 @@ from tidegate.lifetimes import BoundedCache, CacheStats, Holding, Presence, Pres
 from tidegate.log import Log
 from tidegate.models import EncodedPrefix, Model, Models
 from tidegate.store import SessionRow, SettingRow, Store, sessions, settings
-from tidegate.tools import ToolRegistry, Toolset
+from tidegate.tools import Toolset, Toolsets
 from tidegate.turns.budgets.budgets import Budgets
-from tidegate.turns.channel_registry import Channels
+from tidegate.turns.channel_recovery import Channels
 from tidegate.turns.compaction.compaction import (
     COMPACTION_REQUESTED,
     REASONING_ERA,
@@ -121,7 +121,7 @@ class Runner:
         store: Store,
         config: Config,
         models: Models,
-        tools: ToolRegistry,
+        tools: Toolsets,
         presence: Presence,
         budgets: Budgets,
         tool_env: ToolEnv,

@@ -64,7 +64,7 @@ class SkillReader:
         except InvalidSkill as error:
             raise ToolFailed(f"skill: {shown(path)} of {entry.name} may not be read: {error.message}") from None
         if found is None:
-            raise ToolFailed(f"skill: {entry.name} has no file {shown(path)}; call it without a file to list them.")
+            raise ToolFailed(f"skill: {entry.name} has no file {shown(path)}; omit the file to list the skill's files.")
         if found.text is None:
             where = f"for your commands it is {shown(found.seen)}" if found.seen else "your commands do not see it"
             raise ToolFailed(f"skill: {shown(path)} of {entry.name} is binary ({found.size:,} bytes); {where}.")

@@ -254,7 +254,7 @@ class Workspaces:
             async with asyncio.timeout(CHOWN_SECONDS):
                 code = await child.wait()
         except TimeoutError:
-            raise ToolFailed("The gateway is still changing the owner of the workspace's files; try again.") from None
+            raise ToolFailed("Changing the owner of the workspace's files took too long; try again.") from None
         finally:
             await kill_and_close(child)
         if code != 0:

@@ -136,6 +136,10 @@ def _models(home: Path) -> Iterator[Finding]:
 
 
 def _assumptions(model: ModelSettings, facts: "Facts") -> str | None:
+    if model.kind != "chat":
+        if not facts.known:
+            return f"not in the catalogue; assuming texts of up to {facts.window:,} tokens: set context_window"
+        return None
     if not facts.known:
         guesses = (
             (model.context_window is None, f"a window of {facts.window:,} tokens", ("context_window",)),

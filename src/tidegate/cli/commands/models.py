@@ -46,6 +46,7 @@ def _rows(config: "Config") -> Iterator[dict[str, Any]]:
         facts = catalogue.facts_of(model)
         yield {
             "name": name,
+            "kind": model.kind,
             "api": model.api,
             "model": model.model,
             "known": facts.known,
@@ -59,6 +60,7 @@ def _rows(config: "Config") -> Iterator[dict[str, Any]]:
             "keys": len(model.references),
             "agents": [agent for agent, its in config.agents.items() if its.model == name],
             "fallback_of": [agent for agent, its in config.agents.items() if name in its.fallback],
+            "recall": config.context.embeddings == name,
         }
 
 
@@ -73,6 +75,10 @@ def _prices(facts: "Facts") -> dict[str, Any] | None:
         "cached": prices.cached,
         "written": prices.written,
     }
+    if prices.minute:
+        found["minute"] = prices.minute
+    if prices.characters:
+        found["characters"] = prices.characters
     if prices.long is not None:
         found["long"] = {"over": prices.long, "input_times": prices.long_input, "output_times": prices.long_output}
     return found
@@ -83,15 +89,23 @@ def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
     efforts = row["efforts"]
     spread = "" if not efforts else f" {efforts[0]}…{efforts[-1]}" if len(efforts) > 1 else f" {efforts[0]}"
     used = [*row["agents"], *(f"{agent} (fallback)" for agent in row["fallback_of"])]
+    used += ["searches"] if row["recall"] else []
+    sounds = row["kind"] == "transcription"
     return (
-        row["name"], row["api"], row["model"], f"{row['window']:,}", ", ".join(["text", *media]),
-        f"{row['thinking']}{spread}", _price(row["prices"]), row["keys"] or "", ", ".join(used),
+        row["name"], row["api"], row["model"], f"{row['window']:,}" if row["kind"] in ("chat", "embeddings") else "",
+        "audio" if sounds else ", ".join(["text", *media]),
+        f"{row['thinking']}{spread}" if row["kind"] == "chat" else "", _price(row["prices"]), row["keys"] or "",
+        ", ".join(used),
     )  # fmt: skip
 
 
 def _price(prices: dict[str, Any] | None) -> str:
     if prices is None:
         return "unknown"
+    if "minute" in prices:
+        return f"{prices['minute']:g} per minute"
+    if "characters" in prices:
+        return f"{prices['characters']:g} per million characters"
     if not (prices["input"] or prices["output"]):
         return "free"
     cached = "" if prices["cached"] is None else f", {prices['cached']:g} cached"

@@ -83,6 +83,9 @@ def _print_facts(status: StatusReport) -> None:
     ]  # fmt: skip
     if status.search.unindexed or status.search.former:
         facts.append(("search", _search(status.search)))
+    if (found := status.search.vectors) is not None:
+        waiting = f"; {plural(found.waiting, 'conversation')} with messages that wait for one" if found.waiting else ""
+        facts.append(("vectors", f"{size(found.bytes)} of {size(found.limit)}, by {found.model}{waiting}"))
     if any(status.context.values()):
         facts.append(("windows", _compactions(status.context)))
     if isinstance(status.tape, RecorderStatus):
@@ -104,6 +107,8 @@ def _search(search: SearchStatus) -> str:
 
 def _warnings(status: StatusReport) -> list[str]:
     warnings = [status.workspaces.warning] if status.workspaces.warning else []
+    if status.search.vectors is not None and status.search.vectors.problem:
+        warnings.append(f"messages get no vectors: {status.search.vectors.problem}")
     warnings += [f"the {each.kind} plug-in {each.name!r}: {each.fault}" for each in status.plugins if each.fault]
     warnings += [f"{name}: {check.detail}" for name, check in status.health.checks.items() if not check.ok]
     return warnings + [

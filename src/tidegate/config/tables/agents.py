@@ -113,6 +113,17 @@ class ContextSettings(Frozen, frozen=True):
         "Plug-in that searches messages for the `context` toolset; default: full-text search only. See "
         "docs/plugins.md.",
     ] = ""
+    embeddings: Annotated[
+        str,
+        Text(),
+        "Name of a model in `[models.…]` with `api` openai-embeddings. Messages are sent to it in the background, and "
+        "searches for earlier messages also compare meanings. Requires the extra `vectors`; see docs/recall.md.",
+    ] = ""
+    vector_bytes: Annotated[
+        int,
+        Size(1 * MiB),
+        "Disk space for the vectors of all messages. Once it is used up, new messages are found by their words only.",
+    ] = 1024 * MiB
     language: Annotated[
         str,
         OneOf(*LANGUAGES),

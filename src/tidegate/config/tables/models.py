@@ -23,14 +23,37 @@ from tidegate.config.value_types import (
 )
 from tidegate.values import Frozen
 
+ModelKindName = Literal["chat", "embeddings", "transcription", "speech"]
+MODEL_KINDS: Mapping[str, ModelKindName] = MappingProxyType(
+    {
+        "demo": "chat",
+        "openai-chat": "chat",
+        "openai-responses": "chat",
+        "anthropic": "chat",
+        "openai-embeddings": "embeddings",
+        "openai-transcription": "transcription",
+        "openai-speech": "speech",
+    }
+)
+"""The kind of a model by its `api`."""
+
 
 class ModelSettings(Frozen, frozen=True):
     """A model, `[models.NAME]`, with a name of your choice. If there is none, the built-in demo model is used."""
 
     api: Annotated[
-        Literal["demo", "openai-chat", "openai-responses", "anthropic"],
-        OneOf("demo", "openai-chat", "openai-responses", "anthropic"),
-        "Wire format: OpenAI's chat completions or responses, Anthropic's messages, or the built-in demo model.",
+        Literal[
+            "demo",
+            "openai-chat",
+            "openai-responses",
+            "anthropic",
+            "openai-embeddings",
+            "openai-transcription",
+            "openai-speech",
+        ],
+        OneOf(*MODEL_KINDS),
+        "Wire format: OpenAI's chat completions or responses, Anthropic's messages, or the built-in demo model; or, "
+        "for a model of another kind than chat, OpenAI's embeddings, audio transcriptions or speech.",
     ]
     base_url: Annotated[
         str,
@@ -70,8 +93,9 @@ class ModelSettings(Frozen, frozen=True):
     ] = 3
     context_window: Annotated[
         int | None,
-        Integer(1024, 2**30),
-        "Maximum number of tokens in a request and its answer together; default: from the catalogue.",
+        Integer(128, 2**30),
+        "Maximum number of tokens in a request and its answer together, at least 1024; for an embeddings model: in one "
+        "text. Default: from the catalogue.",
     ] = None
     max_output: Annotated[
         int | None, Integer(16, 2**30), "Maximum number of tokens in an answer; default: from the catalogue."
@@ -108,6 +132,29 @@ class ModelSettings(Frozen, frozen=True):
         OneOf("5m", "1h"),
         "How long the provider keeps its cache; default: 5m. Only for `api` anthropic.",
     ] = None
+
+    dimensions: Annotated[
+        int | None,
+        Integer(8, 8192),
+        "Length of the vectors to request; default: the model's own. Shorter vectors take less disk space. Only for "
+        "`api` openai-embeddings.",
+    ] = None
+    voice: Annotated[str, Text(at_most=128), "Name of the voice; required for, and only for, `api` openai-speech."] = ""
+    price_minute: Annotated[
+        float | None,
+        Price(),
+        "Dollars per minute of sound, instead of the prices of tokens. Only for `api` openai-transcription.",
+    ] = None
+    price_characters: Annotated[
+        float | None,
+        Price(),
+        "Dollars per million characters, instead of the prices of tokens. Only for `api` openai-speech.",
+    ] = None
+
+    @property
+    def kind(self) -> ModelKindName:
+        """What the model is for."""
+        return MODEL_KINDS[self.api]
 
     @property
     def references(self) -> tuple[str, ...]:

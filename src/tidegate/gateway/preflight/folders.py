@@ -1,11 +1,11 @@
-"""Checks of the folders and environment variables that agents can access, run before a gateway starts.
+"""Startup checks for the folders and environment variables that agents can access.
 
-None of them may expose the gateway's own data. It is an error if a folder is or contains the home folder, is one of the
-gateway's own folders inside it, or contains a secret named in the settings: an agent working there could read the
+None of these may expose the gateway's own data. It is an error if a folder is or contains the home folder, is one of
+the gateway's own folders inside it, or contains a secret named in the settings: an agent working there could read the
 owner's key, rewrite the configuration or stop the gateway. It is also an error if a folder exposes the kernel's file
 systems, or if a variable contains a secret. A working folder must not be or contain a user's home folder, because some
-files there are executed at the next login. Folders are compared by identity, not by spelling, so `~`, `..`, links or
-second mounts cannot hide one. A missing folder causes a warning. Nothing is created or changed.
+files there are executed at the next login. Folders are compared by identity, not by spelling, so a folder cannot be
+disguised by `~`, `..`, a link or a second mount. A missing folder is only a warning. Nothing is created or changed.
 """
 
 import contextlib

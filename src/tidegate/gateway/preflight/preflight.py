@@ -16,7 +16,7 @@ from tidegate.config import FILE_NAME, Config, is_reference, load, nearest, plug
 from tidegate.errors import Misconfigured
 from tidegate.gateway.preflight import PreflightFailed, folders, network, rules
 from tidegate.security import Secret, resolve
-from tidegate.tools import BUILTIN, ToolRegistry, builtin_toolsets
+from tidegate.tools import BUILTIN, Toolsets, builtin_toolsets
 
 if TYPE_CHECKING:
     from tidegate.gateway.preflight.plugins import FoundPlugins
@@ -31,7 +31,7 @@ class Ready(NamedTuple):
 
     config: Config
     secrets: Mapping[str, Secret]
-    tools: ToolRegistry
+    tools: Toolsets
     warnings: tuple[str, ...]
     plugins: "FoundPlugins | None"
 
@@ -55,7 +55,7 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
         models = (reference for setting, reference in references.items() if setting.startswith("[models."))
         secrets = {**dict.fromkeys(models, NO_KEY), **secrets}
     named = {name for agent in config.agents.values() for name in agent.tools}
-    tools = ToolRegistry(builtin_toolsets(named))
+    tools = Toolsets(builtin_toolsets(named))
     plugins = _plugins(config)
     if plugins is not None:
         errors += plugins.errors
@@ -74,12 +74,14 @@ def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False
     if not keyless:
         errors += network.faults(config, secrets, environment)
     errors += _unknown_prices(config)
+    errors += _incomparable_vectors(config)
     errors += _no_mcp(config)
     if errors:
         raise PreflightFailed(tuple(with_path(home, error) for error in errors), config)
     warnings = (
         *(with_path(home, warning) for warning in folders.missing(config)),
         *_pointless_delegates(config),
+        *_unused_embeddings(config),
         *_pointless_rules(config, tools),
         *(with_path(home, warning) for warning in (plugins.warnings if plugins is not None else ())),
         *_unused_plugin_tables(config, plugins),
@@ -211,7 +213,7 @@ def _pointless_delegates(config: Config) -> Iterator[str]:
         yield with_path(config.home, f"{FILE_NAME}: [agents.{name}] {fault}")
 
 
-def _pointless_rules(config: Config, tools: ToolRegistry) -> Iterator[str]:
+def _pointless_rules(config: Config, tools: Toolsets) -> Iterator[str]:
     for name, agent in config.agents.items():
         if any(toolset not in BUILTIN for toolset in agent.tools):
             continue  # a plug-in's tools are not known before it is created
@@ -232,8 +234,32 @@ def _unknown_prices(config: Config) -> Iterator[str]:
         if catalog.facts_of(model).prices is None:
             yield (
                 f"{FILE_NAME}: [models.{name}] has no known price, but [budgets.{budget}] limits money: set its "
-                "price_input and price_output in dollars per million tokens (0 for a local model)."
+                f"{_PRICE_SETTINGS[model.kind]} (0 for a local model)."
             )
+
+
+_PRICE_SETTINGS = {
+    "chat": "price_input and price_output in dollars per million tokens",
+    "embeddings": "price_input in dollars per million tokens",
+    "transcription": "price_minute in dollars per minute, or price_input and price_output per million tokens",
+    "speech": "price_characters in dollars per million characters, or price_input and price_output per million tokens",
+}
+
+
+def _incomparable_vectors(config: Config) -> Iterator[str]:
+    """Yields an error if vectors are configured but cannot be compared."""
+    if not config.context.embeddings:
+        return
+    from tidegate.store import vectors_fault
+
+    if (fault := vectors_fault()) is not None:
+        yield f"{FILE_NAME}: [context] embeddings: {fault}; install it with pip install 'tidegate[vectors]'"
+
+
+def _unused_embeddings(config: Config) -> Iterator[str]:
+    if config.context.embeddings and not any("context" in agent.tools for agent in config.agents.values()):
+        fault = "[context] embeddings has no effect: no agent has the toolset 'context'"
+        yield with_path(config.home, f"{FILE_NAME}: {fault}")
 
 
 def _no_mcp(config: Config) -> Iterator[str]:

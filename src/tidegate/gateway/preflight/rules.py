@@ -41,8 +41,8 @@ def _why_never_matches(rule: PolicyRule, tools: Toolset) -> str | None:
     taken = {name for tool in about for name in _arguments(tool)}
     for name, _ in rule.arguments:
         if about and name not in taken:
-            arguments = ", ".join(sorted(taken)) or "no arguments"
-            return f"no tool to which it applies has the argument {name!r}; they have {arguments}"
+            arguments = ", ".join(sorted(taken)) or "none"
+            return f"no tool to which it applies has the argument {name!r}; the arguments are {arguments}"
     if rule.channel:
         from tidegate.turns import CHANNELS, DELEGATE  # a large package, and few rules name a channel
 

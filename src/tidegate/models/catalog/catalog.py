@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from tidegate.config import ModelSettings
-from tidegate.models.catalog.facts import UNKNOWN_OUTPUT, UNKNOWN_WINDOW, Facts, Prices, Thinking
+from tidegate.models.catalog.facts import UNKNOWN_OUTPUT, UNKNOWN_TEXT, UNKNOWN_WINDOW, Facts, Prices, Thinking
 from tidegate.values import Frozen
 
 FILE = Path(__file__).with_name("catalog.toml")
@@ -44,6 +44,8 @@ class Family(Frozen, frozen=True, forbid_unknown_fields=True):
     efforts: tuple[str, ...] = ()
     chat: tuple[str, ...] | None = None
     long: tuple[int, float, float] | None = None
+    minute: float = 0.0
+    characters: float = 0.0
 
 
 class Catalog:
@@ -68,6 +70,13 @@ class Catalog:
             return msgspec.structs.replace(FACTS, window=window, output=settings.max_output or _output(window, None))
         pattern = self._find(settings.model)
         family = None if pattern is None else self._families[pattern]
+        if settings.kind != "chat":
+            return Facts(
+                window=settings.context_window or (UNKNOWN_TEXT if family is None else family.window),
+                output=0,
+                prices=_prices(settings, pattern, family),
+                known=family is not None or settings.context_window is not None or settings.kind != "embeddings",
+            )
         window = settings.context_window or (UNKNOWN_WINDOW if family is None else family.window)
         thinking, efforts = _thinking(settings, family)
         return Facts(
@@ -145,6 +154,10 @@ def _thinking(settings: ModelSettings, family: Family | None) -> tuple[Thinking,
 
 
 def _prices(settings: ModelSettings, pattern: str | None, family: Family | None) -> Prices | None:
+    if settings.price_minute is not None or settings.price_characters is not None:
+        return Prices(0, 0, minute=settings.price_minute or 0.0, characters=settings.price_characters or 0.0)
+    if settings.price_input is not None and settings.kind == "embeddings":
+        return Prices(settings.price_input, 0)
     if settings.price_input is not None and settings.price_output is not None:
         return Prices(settings.price_input, settings.price_output, settings.price_cached, settings.price_written)
     if settings.model.endswith(_FREE):
@@ -155,4 +168,4 @@ def _prices(settings: ModelSettings, pattern: str | None, family: Family | None)
     cached, written, written_1h = (*others, None, None, None)[:3]
     long, input_times, output_times = family.long or (None, 1.0, 1.0)
     cache_write = written_1h if settings.cache_ttl == "1h" else written
-    return Prices(input, output, cached, cache_write, long, input_times, output_times)
+    return Prices(input, output, cached, cache_write, long, input_times, output_times, family.minute, family.characters)

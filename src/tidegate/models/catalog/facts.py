@@ -20,6 +20,9 @@ MOST_COST = 10**15
 """Maximum cost of one call, in billionths of a dollar. No real call costs more, and the store can add up thousands of
 such amounts."""
 
+UNKNOWN_TEXT = 512
+"""The longest text of an unknown embeddings model, in tokens. Many small models accept no more."""
+
 Thinking = Literal["none", "effort", "adaptive", "budget"]
 """How thinking effort is set. `none`: it cannot be set. `effort`: by level. `adaptive`: by level, and the model decides
 when to think. `budget`: by number of tokens."""
@@ -36,8 +39,12 @@ class Prices(Frozen, frozen=True):
     long: int | None = None
     long_input: float = 1.0
     long_output: float = 1.0
+    minute: float = 0.0
+    """The price of a minute of sound that is transcribed."""
+    characters: float = 0.0
+    """The price of a million characters that are spoken."""
 
-    def cost(self, usage: Usage) -> int:
+    def cost(self, usage: Usage, *, seconds: float = 0.0, characters: int = 0) -> int:
         """Returns the cost in billionths of a dollar. Without a cache price, cached tokens cost as much as other
         input."""
         fresh = max(0, usage.input - usage.cached - usage.written)
@@ -47,7 +54,8 @@ class Prices(Frozen, frozen=True):
         output = usage.output * self.output
         if self.long is not None and usage.input > self.long:
             input, output = input * self.long_input, output * self.long_output
-        return min(round((input + output) * 1000), MOST_COST)
+        units = seconds / 60 * self.minute * 1_000_000 + characters * self.characters
+        return min(round((input + output + units) * 1000), MOST_COST)
 
 
 class Facts(Frozen, frozen=True):
@@ -72,5 +80,7 @@ class Facts(Frozen, frozen=True):
         pages as images."""
         return self.audio if media_type.startswith("audio/") else self.vision
 
-    def priced(self, usage: Usage) -> Usage:
-        return usage if self.prices is None else msgspec.structs.replace(usage, cost=self.prices.cost(usage))
+    def priced(self, usage: Usage, *, seconds: float = 0.0, characters: int = 0) -> Usage:
+        if self.prices is None:
+            return usage
+        return msgspec.structs.replace(usage, cost=self.prices.cost(usage, seconds=seconds, characters=characters))

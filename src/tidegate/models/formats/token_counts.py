@@ -11,15 +11,13 @@ typical prose.
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from tidegate.log import Log
+from tidegate.models.catalog.facts import Facts
 from tidegate.values import Usage
-
-if TYPE_CHECKING:
-    from tidegate.models.interface import Model
 
 TOKENS = 10**9
 """A number of tokens that no request or answer reaches. It replaces larger numbers and values that are not numbers, and
@@ -93,7 +91,20 @@ def _decode(raw: bytes) -> Any:
         return ""
 
 
-def checked_usage(model: "Model", reported: Usage | None, *, asked: int, received: int) -> Usage:
+class CountedModel(Protocol):
+    """A model whose tokens are counted."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def facts(self) -> Facts: ...
+
+    @property
+    def token_estimate(self) -> "TokenEstimate": ...
+
+
+def checked_usage(model: CountedModel, reported: Usage | None, *, asked: int, received: int) -> Usage:
     """Returns the usage to charge for an answer. `asked` and `received` are the sizes of the request and the answer in
     bytes."""
     usage = reported or Usage()

@@ -50,8 +50,8 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     if not order["pillow"]:
         if not fits:
             raise ImageRefused(
-                f"has {width} x {height} pixels and {size} bytes, and at most {side} pixels per side and {most} bytes "
-                "can be sent to a model; it could be scaled down if the operator installed tidegate[images]"
+                f"has {width} x {height} pixels and {size} bytes, which is over the limit of {side} pixels per side or "
+                f"{most} bytes; to scale large images down, the operator can install tidegate[images]"
             )
         _copy()
         return {"media_type": kind, "width": width, "height": height, "note": ""}

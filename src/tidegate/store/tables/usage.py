@@ -8,11 +8,12 @@ not count as spending.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from tidegate.store.dialect import BY_PRIMARY_KEY, day_key, hour_key, month_key
 from tidegate.store.interface import Db
-from tidegate.store.rows import SpentTotal, UsageTotal
+from tidegate.store.rows import SessionRow, SpentTotal, UsageTotal
 from tidegate.values import Usage
 
 FREE = "demo"
@@ -95,6 +96,26 @@ def add(
             tokens.estimated,
         ),
     )
+
+
+def add_side_calls(
+    db: Db, session: SessionRow, calls: Sequence[tuple[str, Usage]], now: float, turn: str | None = None
+) -> None:
+    """Adds the rows of calls that were made for a session outside of its conversation, each with its model. If the
+    session was deleted meanwhile, they are anonymous."""
+    there = db.execute("SELECT 1 FROM sessions WHERE id = ?", (session.id,)).get is not None
+    for model, tokens in calls:
+        add(
+            db,
+            session=session.id if there else None,
+            principal=session.principal if there else None,
+            agent=session.agent,
+            channel=session.channel,
+            model=model,
+            turn=turn if there else None,
+            tokens=tokens,
+            now=now,
+        )
 
 
 def spent(db: Db, since: float) -> SpentTotal:

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from tidegate.agent import Meter, SpendGuard
 from tidegate.config import Config
 from tidegate.lifetimes import BoundedCache, CacheStats
-from tidegate.models import Model
+from tidegate.models import CountedModel
 from tidegate.security import Principal
 from tidegate.status_report import BudgetView
 from tidegate.store import Db, SessionRow, SpentTotal, Store, principals, turns, usage
@@ -82,7 +82,7 @@ class Budgets:
         """The rules for which spending is counted per principal, agent, session or job."""
         return self._shared
 
-    async def spend_guard(self, model: Model, session: SessionRow, job: str) -> SpendGuard:
+    async def spend_guard(self, model: CountedModel, session: SessionRow, job: str) -> SpendGuard:
         """Returns the budgets to which one turn's calls of this model are charged."""
         if (common := self.common.get(model.name)) is not None:
             return common

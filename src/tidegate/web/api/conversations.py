@@ -11,9 +11,9 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from tidegate.commands import CommandInfo, Commands
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.sessions import AgentView, Sessions, SessionView
+from tidegate.slash_commands import CommandInfo, Commands
 from tidegate.store import MessageRow
 from tidegate.turns import WindowUsage
 from tidegate.values import IDEMPOTENCY, Acceptance, BusyMode, Call, Inbound, Media, Message, Outcome, Receipt

@@ -14,13 +14,13 @@ from typing import Any
 
 import anyio
 
-from tidegate.commands import Commands
 from tidegate.config import Config
 from tidegate.errors import NotFound, Refused, Stopping, TooManyConnections
 from tidegate.lifetimes import CacheStats, Descriptors, Holding
 from tidegate.log import Log
 from tidegate.security import Principal, Redactor
 from tidegate.sessions import Sessions
+from tidegate.slash_commands import Commands
 from tidegate.status_report import SessionsStatus, StatusReport
 from tidegate.store import Store
 from tidegate.web.api.approvals import ApprovalsApi

@@ -138,6 +138,11 @@ class Metrics:
             value=status.questions.waiting,
         )
         yield _gauge("tidegate_audit_rows", "Rows of the audit log when it was last pruned.", value=status.audit.rows)
+        if (found := status.search.vectors) is not None:
+            yield _gauge("tidegate_vectors_bytes", "Bytes of the vectors of messages.", value=found.bytes)
+            yield _gauge("tidegate_vectors_limit_bytes", "The limit of these bytes.", value=found.limit)
+            text = "Conversations with messages that wait for a vector."
+            yield _gauge("tidegate_vectors_waiting", text, value=found.waiting)
         smaller = _counter(
             "tidegate_compactions", "Number of times a request was reduced to fit its model's window.", labels=("how",)
         )

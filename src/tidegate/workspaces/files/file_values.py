@@ -27,10 +27,10 @@ class FileEntry(NamedTuple):
 
 
 class FileLines(NamedTuple):
-    """Lines from a file, from `first` up to `after`, counted from 0. Past the end of the file, there are no lines, and
-    `first` is the number of lines in the file. `more` is true if there are further lines. `cut` is true if the only
-    line is longer than requested; in that case, only its beginning is included, and the rest has not been examined.
-    `size` and `head` describe the whole file."""
+    """Lines from a file, from `first` (inclusive) to `after` (exclusive), counted from 0. If the requested start is
+    past the end of the file, `data` is empty and `first` is the file's line count. `more` is true if there are further
+    lines. `cut` is true if the first requested line exceeds the byte limit; only its beginning is then included, and
+    the rest has not been examined. `size` is the size of the whole file, and `head` its first bytes."""
 
     data: bytes
     first: int
@@ -154,8 +154,8 @@ class Files(Protocol):
         ...
 
     async def write(self, path: str, data: bytes, *, expected: str | None = None) -> WriteResult:
-        """Writes or replaces a file atomically. Missing parent folders are created. If `expected` is given, nothing is
-        written unless the content still has that version."""
+        """Writes or replaces a file atomically. Missing parent folders are created. If `expected` is given, the file is
+        written only if its current content has that version."""
         ...
 
     async def list(self, path: str, choice: FileFilter, *, recursive: bool, limit: int) -> Listing:

@@ -19,7 +19,7 @@ PROCESSES = "cgroup.procs"
 
 
 class CgroupTree(NamedTuple):
-    """A folder of groups, its version and the controllers available there."""
+    """A cgroup directory, its hierarchy's version (1 or 2) and the controllers available in it."""
 
     version: int
     folder: Path

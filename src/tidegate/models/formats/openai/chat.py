@@ -1,7 +1,7 @@
-"""Requests to OpenAI's chat completions API: the format, and its messages, prefix and request body as bytes.
+"""The encoding of requests for OpenAI's chat completions API: messages, prefix and request body.
 
-Equal values are encoded as equal bytes, and thanks to the order of the body (model, parameters, tools, messages), a
-conversation's request only grows at its end. Tool arguments, tool schemas and fields that an endpoint expects back are
+Encoding is deterministic, and the body is ordered (model, parameters, tools, messages) so that each request of a
+conversation only appends to the previous one. Tool arguments, tool schemas and fields that an endpoint expects back are
 sent verbatim; images, audio and documents are sent unchanged. Nothing is stored per conversation.
 """
 

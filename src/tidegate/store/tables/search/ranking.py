@@ -5,6 +5,9 @@ without counting repetitions), and to a lesser degree by the terms of its neighb
 the words of the question before it. Long messages count less, since they contain many words. A date in the query raises
 the scores of messages from that time. Among messages with equal scores, the newest comes first.
 
+If messages have vectors (`vectors.py`), the ranking by words is fused with the ranking by vectors: the scores of both
+are put on the same scale and added. For measurements, see docs/decisions/0045-vectors.md.
+
 Only the caller's ranges of the index are read, and at most `TERM_ENTRIES` entries for each term, so the time of a
 search is bounded. For measurements, see docs/decisions/0043-ranked-search.md.
 """
@@ -18,7 +21,8 @@ from typing import Any, TypeVar
 from tidegate.store import dialect
 from tidegate.store.analysis import EXCERPT_FROM, QUESTION_WORDS, TIME_WORDS, Analyzer, Period, periods
 from tidegate.store.interface import Db
-from tidegate.store.rows import decode_message, decompress
+from tidegate.store.rows import Row, decode_message, decompress
+from tidegate.store.tables.search import vectors
 from tidegate.store.tables.search.search import Mention
 from tidegate.store.tables.search.search_index import (
     BLOCK,
@@ -51,6 +55,13 @@ RANKED = 200
 CANDIDATES = 400
 """Number of messages whose rows are read, to check them and to compare their times."""
 
+NEAR = 100
+"""Maximum number of messages in the ranking by vectors."""
+VECTOR_WEIGHT = 0.4
+"""The weight of the similarity of vectors against that of words."""
+BESIDE = 0.6
+"""The share of its similarity with which a vector counts for the messages before and after its own."""
+
 BEFORE, AFTER, FAR = 0.7, 0.5, 0.3
 """The weights of terms that occur only in the message before, only in the message after, or only in those beyond."""
 LENGTH_WEIGHTS = (1.0, 0.9, 0.7, 0.5)
@@ -75,6 +86,17 @@ SAME_DAY, NEAR_DAY, SAME_PERIOD = 1.0, 0.5, 0.5
 month or year in question."""
 NEAR_DAYS = 3
 _LENGTH = (1 << LENGTH_BITS) - 1
+
+
+RankedMessage = tuple[float, float, int, str, Any]
+"""A message: its score, time, position and session, and the message itself or its row."""
+
+
+class QueryVector(Row, frozen=True):
+    """The vector of a query, and the identity of its model."""
+
+    vector: bytes
+    identity: str
 
 
 class Question:
@@ -125,18 +147,37 @@ def search_ranked(
     turn: str | None = None,
     skip: int = 0,
     limit: int = 20,
+    vector: QueryVector | None = None,
 ) -> tuple[list[T], bool]:
     """Returns the messages from rank `skip` on, converted with `show`, and whether there are more. The scope is the
-    same as for `search.search_messages`."""
+    same as for `search.search_messages`. With a vector, messages with a similar one are found as well."""
+    ranked: Iterable[RankedMessage] = _by_words(db, question, principal, session, own, turn)
+    if vector is not None:
+        ranked = _fused(list(ranked), nearest(db, vector, principal, session, own, turn), question)
+    found: list[T] = []
+    for rank, (_, at, place, of_session, content) in enumerate(ranked):
+        if rank >= skip + limit or rank >= RANKED:
+            return found, rank < RANKED
+        if rank >= skip:
+            message = content if isinstance(content, Message) else _message(content)
+            found.append(show(Mention(0, of_session, place, at, message)))
+    return found, False
+
+
+def _by_words(
+    db: Db, question: Question, principal: str, session: str | None, own: str, turn: str | None
+) -> Iterator[RankedMessage]:
+    """Yields the messages that best match the words, the best first. Those that are not compared by their texts follow
+    those that are, with scores on the same scale."""
     scored = [*_scores(db, question, principal, session), *_former_scores(db, question, principal, session)]
     best = _visible(db, heapq.nlargest(CANDIDATES, scored), principal, session, own, turn)
     if question.periods:
         dated = [(score * _time_factor(question.periods, at), at, *rest) for score, at, *rest in best]
         best = iter(sorted(dated, key=lambda each: each[:4], reverse=True))
-    compared: list[tuple[float, float, int, str, Message]] = []
+    compared: list[RankedMessage] = []
     splitter = analyzer(db) if question.asks_when else None
     for score, at, place, of_session, is_neighbour, row in itertools.islice(best, RERANKED):
-        message = decode_message(decompress(row[7], row[8]))
+        message = _message(row)
         text = searchable(message)
         if is_neighbour and not text:
             continue  # a message without text of its own, or one that quotes others
@@ -146,20 +187,48 @@ def search_ranked(
             score *= 1 + TIME_RISE
         compared.append((round(score, 6), at, place, of_session, message))
     compared.sort(key=lambda each: each[:4], reverse=True)
-    found: list[T] = []
-    rest = ((at, place, of_session, row) for _, at, place, of_session, is_neighbour, row in best if not is_neighbour)
-    ranked = itertools.chain((each[1:] for each in compared), map(_decoded, rest))
-    for rank, (at, place, of_session, message) in enumerate(ranked):
-        if rank >= skip + limit or rank >= RANKED:
-            return found, rank < RANKED
-        if rank >= skip:
-            found.append(show(Mention(0, of_session, place, at, message)))
-    return found, False
+    yield from compared
+    scale = 0.0
+    for score, at, place, of_session, is_neighbour, row in best:
+        if not is_neighbour:
+            scale = scale or (compared[-1][0] / score if compared else 1.0)
+            yield score * scale, at, place, of_session, row
 
 
-def _decoded(found: tuple[float, int, str, Any]) -> tuple[float, int, str, Message]:
-    at, place, session, row = found
-    return at, place, session, decode_message(decompress(row[7], row[8]))
+def nearest(
+    db: Db, vector: QueryVector, principal: str, session: str | None, own: str, turn: str | None
+) -> list[RankedMessage]:
+    """Returns the messages with the nearest vectors, the nearest first."""
+    scope = [(first << PLACE_BITS, end << PLACE_BITS) for first, end in ranges(db, principal, session)]
+    near = vectors.nearest(db, vector.vector, vector.identity, scope, NEAR)
+    scored = ((similarity, key, 0, False) for key, similarity in near)
+    return [(*found[:4], found[5]) for found in _visible(db, scored, principal, session, own, turn)]
+
+
+def _fused(by_words: list[RankedMessage], near: list[RankedMessage], question: Question) -> list[RankedMessage]:
+    """Returns the messages of both rankings by the sum of their scores, each on a scale of 0 to 1. A message also
+    counts for the vector of the message before or after it."""
+    if not near:
+        return by_words
+    messages = {(each[3], each[2]): each for each in (*near, *by_words)}
+    best = max((each[0] for each in by_words), default=0.0) or 1.0
+    scores = dict.fromkeys(messages, 0.0) | {(each[3], each[2]): each[0] / best for each in by_words}
+    low, high = near[-1][0], near[0][0]
+    longest = 1.0 + SAME_DAY if question.periods else 1.0
+    own = {
+        (of_session, place): _time_factor(question.periods, at) / longest * (similarity - low) / ((high - low) or 1.0)
+        for similarity, at, place, of_session, _ in near
+    }
+    for of_session, place in messages:
+        beside = max(own.get((of_session, place - 1), 0.0), own.get((of_session, place + 1), 0.0))
+        similar = max(own.get((of_session, place), 0.0), BESIDE * beside)
+        scores[of_session, place] += VECTOR_WEIGHT * similar
+    fused = [(round(scores[message], 6), *each[1:]) for message, each in messages.items()]
+    return sorted(fused, key=lambda each: each[:4], reverse=True)
+
+
+def _message(row: Any) -> Message:
+    return decode_message(decompress(row[7], row[8]))
 
 
 def _visible(

@@ -24,6 +24,7 @@ from tidegate.store.dialect import JOIN_IN_ORDER
 from tidegate.store.interface import Db
 from tidegate.store.rows import unpack
 from tidegate.store.tables.notes import is_offer
+from tidegate.store.tables.search import vectors
 from tidegate.values import LANGUAGES, Message
 
 BATCH = 200
@@ -226,6 +227,7 @@ def _add(db: Db, rows: list[tuple[int, str, int | None, str]]) -> None:
             " other WHERE other.first <= ?)",
             [(count, block) for block, count in counts.items()],
         )
+        vectors.mark_due(db, tuple(counts))
 
 
 def _index_titles(db: Db, batch: int) -> int:
@@ -258,6 +260,7 @@ def unindex(db: Db, session: str, first: int = 0, last: int = LAST) -> None:
         if low <= high:
             db.execute(dialect.DELETE_ENTRIES, (entry_of(number, low), entry_of(number, high) + (1 << LENGTH_BITS)))
             removed = db.changes()
+            vectors.remove(db, entry_of(number, low) >> LENGTH_BITS, (entry_of(number, high) >> LENGTH_BITS) + 1)
             db.execute(
                 "UPDATE indexed_extents SET entries = entries - ? WHERE first = (SELECT max(first) FROM indexed_extents"
                 " AS other WHERE other.first <= ?)",
@@ -334,8 +337,8 @@ def entry_of(block: int, place: int) -> int:
 
 
 def _block(db: Db, session: str, part: int) -> int:
-    """Returns the number of the session's block for its positions from `part * BLOCK` on. The number is assigned when
-    the first of these messages is indexed, and never changes."""
+    """Returns the number of the block that covers the session's positions starting at `part * BLOCK`. The number is
+    assigned when the first message in the block is indexed, and never changes."""
     known = db.execute("SELECT number FROM index_blocks WHERE session = ? AND part = ?", (session, part)).get
     if known is not None:
         return int(known)

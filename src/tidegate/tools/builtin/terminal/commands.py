@@ -1,7 +1,7 @@
 """The `terminal` tool: runs commands in the session's own shell.
 
-A command runs until it exits, times out or its turn ends, whichever comes first, and never leaves a process running.
-Clients that follow the turn see the output as it arrives; the model sees the beginning and the end, and how to read the
+A command runs until it exits or times out, or until its turn ends, and never leaves a process running. Clients that
+follow the turn see the output as it arrives; the model sees the beginning and the end, and is told how to read the
 rest. Anything unexpected (a timeout, killed background processes, a lost shell) is reported on a separate line.
 """
 

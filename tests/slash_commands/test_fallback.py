@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_commands import run
 from tests.core import Core, core
 from tests.faulty_model import KEY, FaultyModel, toml
+from tests.slash_commands.test_commands import run
 from tests.turns.test_fallback import Clock
 
 pytestmark = pytest.mark.anyio

@@ -3,9 +3,9 @@
 `build` returns the registry of all commands. New commands are added to `COMMANDS`.
 """
 
-from tidegate.commands import approvals, context, conversation, memory, servers, settings, skills
-from tidegate.commands.dispatch import CommandContext, CommandInfo, CommandReply, Commands, SlashCommand
 from tidegate.sessions import Sessions
+from tidegate.slash_commands import approvals, context, conversation, memory, servers, settings, skills
+from tidegate.slash_commands.dispatch import CommandContext, CommandInfo, CommandReply, Commands, SlashCommand
 
 __all__ = ["COMMANDS", "CommandContext", "CommandInfo", "CommandReply", "Commands", "SlashCommand", "build"]
 

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import NotFound, Refused
+from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand
 
 if TYPE_CHECKING:
     from tidegate.memory import Memory, NoteSubject

@@ -7,9 +7,9 @@ import pytest
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, Core
 from tests.effects import EffectRecord, ask, asked, asking, configured, results
-from tidegate.commands import CommandReply, build
 from tidegate.errors import Conflict, NotAllowed, NotFound, Refused
 from tidegate.security import Principal
+from tidegate.slash_commands import CommandReply, build
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ import click
 from tidegate.cli.options import home_option, json_option
 from tidegate.cli.output import plural, print_json, print_table, strip_controls
 from tidegate.errors import Misconfigured, NotFound, TidegateError
-from tidegate.gateway import ask
+from tidegate.gateway import ControlUnanswered, ask, holder_of
 
 IMPORT_BYTES = 1024 * 1024
 """Size limit of a file with servers of another program."""
@@ -389,12 +389,14 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 def _apply(home: Path) -> dict[str, Any] | None:
     """Has the running gateway apply the file. Returns what it did, or None if none is running."""
-    from tidegate.gateway.control_client import ControlUnanswered
-
     try:
         return ask(home, {"do": "mcp", "what": "apply"}, within=_TEST_SECONDS)
-    except ControlUnanswered:
-        return None
+    except ControlUnanswered as error:
+        if holder_of(home) is None:
+            return None
+        raise TidegateError(f"The file was changed, but the running gateway does not use it yet. {error}") from None
+    except TidegateError as error:
+        raise TidegateError(f"The file was changed, but the running gateway refuses it: {error}") from None
 
 
 def _applied(applied: dict[str, Any] | None) -> str:

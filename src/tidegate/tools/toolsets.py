@@ -24,7 +24,7 @@ OUTPUT_TOOLSET = "output"
 """The toolset that reads the rest of long results. It is added automatically if a tool may return such results."""
 
 
-class ToolRegistry:
+class Toolsets:
     """Toolsets by name, and their composition."""
 
     def __init__(self, toolsets: Mapping[str, Toolset]) -> None:
@@ -35,10 +35,10 @@ class ToolRegistry:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._toolsets))
 
-    def adding(self, toolsets: Mapping[str, Toolset]) -> "ToolRegistry":
+    def adding(self, toolsets: Mapping[str, Toolset]) -> "Toolsets":
         """Returns a registry that also contains these toolsets. The toolsets cannot replace built-in ones."""
         implied = builtin_toolsets((OUTPUT_TOOLSET,)) if _has_long_results(toolsets.values()) else {}
-        return ToolRegistry({**implied, **toolsets, **self._toolsets})
+        return Toolsets({**implied, **toolsets, **self._toolsets})
 
     def resolve(self, names: Iterable[str], *, where: str = "tools") -> Toolset:
         """Composes the named toolsets. `where` is the setting that names them; it is used in the error message if a

@@ -7,8 +7,8 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, BERT, OWNER, WAIT, Core, core, settings
-from tidegate.commands import CommandContext, CommandReply, Commands, SlashCommand, build
 from tidegate.errors import Conflict, Misconfigured, NotAllowed, NotFound, Refused
+from tidegate.slash_commands import CommandContext, CommandReply, Commands, SlashCommand, build
 
 pytestmark = pytest.mark.anyio
 

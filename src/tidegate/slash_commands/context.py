@@ -2,8 +2,8 @@
 
 import time
 
-from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
+from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.turns import WindowUsage
 
 BAR = 24

@@ -6,8 +6,8 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, Core, core, settings
-from tidegate.commands import CommandReply, build
 from tidegate.errors import Refused
+from tidegate.slash_commands import CommandReply, build
 
 pytestmark = pytest.mark.anyio
 

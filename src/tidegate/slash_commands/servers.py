@@ -2,8 +2,8 @@
 
 import shlex
 
-from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import NotFound, Refused, ToolFailed
+from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.values import Inbound, Message
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench.scripted import ScriptedModel
 from bench.scripted.behaviour import Behaviour
-from tests.commands.test_commands import run
 from tests.core import ANNA, BERT, OWNER
+from tests.slash_commands.test_commands import run
 from tests.turns.test_compaction import WORDS, compacting_core, talk
 from tidegate.errors import NotFound
 from tidegate.models import SUMMARY_TASK

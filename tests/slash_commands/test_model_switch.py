@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.scripted_model import ScriptedModel
-from tests.commands.test_durations import HOUR, Clock, run
 from tests.core import ANNA, OWNER, Core, core
+from tests.slash_commands.test_durations import HOUR, Clock, run
 
 pytestmark = pytest.mark.anyio
 

@@ -2,9 +2,9 @@
 
 import time
 
-from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
 from tidegate.sessions import SessionView
+from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand
 
 LISTED = 20
 """Number of conversations that `/sessions` lists."""

@@ -1,7 +1,7 @@
 """The `/skills` command: lists the skills of the conversation's agent."""
 
-from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Refused
+from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand
 
 
 async def skills(context: CommandContext, words: str) -> CommandReply:

@@ -3,12 +3,12 @@
 import time
 from typing import get_args
 
-from tidegate.commands import approvals
-from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
-from tidegate.commands.durations import span, split, until
 from tidegate.config import nearest
 from tidegate.errors import Refused
 from tidegate.sessions import SessionView
+from tidegate.slash_commands import approvals
+from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand
+from tidegate.slash_commands.durations import span, split, until
 from tidegate.turns import FALLBACK, FallbackState, fallback_reason
 from tidegate.values import Reasoning, dollars
 

@@ -8,8 +8,8 @@ user's conversations.
 import re
 from typing import Literal
 
-from tidegate.commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.errors import Conflict, NotFound, Refused
+from tidegate.slash_commands.dispatch import CommandContext, CommandReply, SlashCommand
 from tidegate.turns import QuestionView
 from tidegate.values import ApprovalScope
 

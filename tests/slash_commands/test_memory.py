@@ -6,9 +6,9 @@ import pytest
 
 from bench.scripted_model import ScriptedModel
 from tests.core import ANNA, OWNER, Core, core
-from tidegate.commands import build
 from tidegate.errors import NotAllowed, NotFound, Refused
 from tidegate.security import Principal
+from tidegate.slash_commands import build
 
 pytestmark = pytest.mark.anyio
 
