@@ -1,8 +1,8 @@
 """A model for embeddings: it turns texts into vectors of numbers, which are close to each other for related texts.
 
 Every answer is checked: one vector for each text, all of the same length, and of the configured length if there is one,
-with finite numbers only. An answer that is anything else is a ModelFailed. Its numbers are read outside of the event
-loop. The rules of its endpoint apply (`http/endpoint.py`).
+with finite numbers only. Any other answer raises ModelFailed. The numbers are parsed outside the event loop. The rules
+for model endpoints apply (`http/endpoint.py`).
 """
 
 import base64
@@ -26,13 +26,14 @@ PATH = "/embeddings"
 TEXTS = 32
 """Maximum number of texts in one call. Some servers accept no more."""
 DIMENSIONS = 8192
-"""The longest vector that is accepted."""
+"""Maximum length of a vector."""
 TEXT_ANSWER_BYTES = 256 * 1024
-"""Maximum size of an answer for each text. A number takes about twenty bytes, so this is a vector of ten thousand."""
+"""Maximum size of an answer for each text. A number takes about twenty bytes, so this is enough for ten thousand
+numbers."""
 
 
 class Embeddings(Frozen, frozen=True):
-    """The vectors of some texts, in their order."""
+    """The vectors of some texts, in the order of the texts."""
 
     vectors: tuple["array[float]", ...]
     usage: Usage
@@ -49,7 +50,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class _Garbage(Exception):
-    """The answer is not what was requested. The text says why."""
+    """The answer is not what was requested. The exception's text says why."""
 
 
 class EmbeddingsModel:

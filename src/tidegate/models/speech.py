@@ -1,7 +1,7 @@
-"""A model for speech: it reads a text aloud.
+"""A speech model, which converts text to audio.
 
-The sound is passed on in pieces as it arrives and never held as a whole. A call is not repeated once a piece was passed
-on. The rules of its endpoint apply (`http/endpoint.py`).
+The audio is passed on in pieces as it arrives and is never held in memory as a whole. A call is not retried after a
+piece has been passed on. The rules for model endpoints apply (`http/endpoint.py`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,16 +20,16 @@ PATH = "/audio/speech"
 TEXT_CHARACTERS = 4096
 """The longest text that OpenAI's endpoint accepts."""
 SOUND_BYTES = 64 * 1024 * 1024
-"""Maximum size of one answer: several minutes of uncompressed sound, which is longer than any accepted text takes."""
+"""Maximum size of one answer: several minutes of uncompressed audio, which is more than any accepted text needs."""
 TOKENS_PER_CHARACTER = 1.4
-"""The tokens of sound for each character of text: about fifteen characters are spoken per second, and a second of sound
-is about twenty tokens. No endpoint counts them in a plain answer."""
+"""Number of audio tokens per character of text: about fifteen characters are spoken per second, and a second of audio
+is about twenty tokens. No endpoint reports the tokens in a plain answer."""
 
 SoundFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
 
 class Speech(Frozen, frozen=True):
-    """The end of a call. `media_type` is that of the sound."""
+    """The end of a call. `media_type` is the type of the audio."""
 
     media_type: str
     bytes: int
@@ -56,7 +56,7 @@ class SpeechModel:
         format: SoundFormat = "mp3",
         voice: str = "",
     ) -> Speech:
-        """Reads a text aloud. `on_sound` receives the pieces of the sound in order. Raises ModelFailed."""
+        """Converts a text to speech. `on_sound` receives the pieces of audio in order. Raises ModelFailed."""
         if not text or len(text) > TEXT_CHARACTERS:
             what = f"a text to be spoken needs 1 to {TEXT_CHARACTERS} characters; divide a longer one."
             raise self.endpoint.failures.failed(what, kind="invalid", retryable=False)
@@ -87,7 +87,7 @@ class SpeechModel:
         return await self.endpoint.call(attempt, may_retry=may_retry)
 
     def estimate(self, text: str) -> Usage:
-        """Returns the usage of a call. Only the characters are known, by which some providers charge."""
+        """Returns the usage of a call. Only the number of characters, by which some providers charge, is known."""
         input = self._estimate.tokens(len(text.encode()))
         output = round(TOKENS_PER_CHARACTER * len(text))
         return self.facts.priced(Usage(input=input, output=output, estimated=True), characters=len(text))

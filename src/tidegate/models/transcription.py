@@ -1,7 +1,7 @@
-"""A model for transcription: it writes down what is said in a sound.
+"""A transcription model, which converts speech to text.
 
-The sound is sent as it is, so its caller bounds it (`SOUND_BYTES`). The same call always has the same body, so that a
-recording can be replayed. The rules of its endpoint apply (`http/endpoint.py`).
+The audio is sent unchanged, so the caller must limit its size (`SOUND_BYTES`). Request bodies are deterministic, so
+that a recording can be replayed. The rules for model endpoints apply (`http/endpoint.py`).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from tidegate.values import Frozen, Usage
 
 PATH = "/audio/transcriptions"
 SOUND_BYTES = 25 * 1024 * 1024
-"""The largest sound that OpenAI's endpoint accepts."""
+"""Maximum size of the audio that OpenAI's endpoint accepts."""
 ENDINGS = {
     "audio/flac": "flac",
     "audio/m4a": "m4a",
@@ -31,9 +31,9 @@ ENDINGS = {
     "audio/x-wav": "wav",
     "audio/webm": "webm",
 }
-"""The endings of file names by media type. Endpoints recognise the type of a sound by the name of its file."""
+"""File name extensions by media type. Endpoints recognise the type of audio by the file name."""
 TOKENS_PER_SECOND = 10
-"""The tokens of a second of sound, for endpoints that do not count them."""
+"""Number of tokens per second of audio, for endpoints that do not report them."""
 
 
 class Transcript(Frozen, frozen=True):
@@ -63,8 +63,9 @@ class TranscriptionModel:
     async def transcribe(
         self, sound: bytes, media_type: str, *, seconds: float, language: str = "", prompt: str = ""
     ) -> Transcript:
-        """Returns what is said. `seconds` is the length of the sound, by which some providers charge, `language` the
-        ISO 639-1 code of its language, and `prompt` a text with the names that occur in it. Raises ModelFailed."""
+        """Returns the text of the speech. `seconds` is the duration of the audio, by which some providers charge;
+        `language` is the ISO 639-1 code of its language; `prompt` is a text that contains the names that occur in the
+        audio. Raises ModelFailed."""
         media_type = media_type.partition(";")[0].strip().lower()
         ending = ENDINGS.get(media_type)
         if ending is None:

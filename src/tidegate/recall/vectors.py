@@ -1,10 +1,10 @@
 """The vectors of messages: made in the background by an embeddings model, and used in ranked searches.
 
-A search never waits long for the model and never fails with it: if it is slow, fails or answers with something else,
-the search goes on with words alone, and says why. After such a failure, the model is not called until its cooldown
-ends. Each call is charged to the conversation whose texts it contains, and refused once a budget of that conversation
-is spent; its messages then wait. Texts, calls, disk space and memory are bounded. Vectors are stored as one signed byte
-for each number.
+A search never waits long for the model, and never fails because of it: if the model is slow, fails or returns an
+invalid answer, the search uses only words and says why. After such a failure, the model is not called until its
+cooldown ends. Each call is charged to the conversation whose texts it contains. Once a budget of that conversation is
+spent, the call is refused and the conversation's messages wait. Texts, calls, disk space and memory are bounded.
+Vectors are stored as one signed byte for each number.
 
 Process lifetime. Between calls, only the vectors of the last queries are held.
 """
@@ -29,18 +29,18 @@ from tidegate.store import Db, QueryVector, SessionRow, Store, VectorBatch, sess
 from tidegate.values import Usage
 
 QUERY_SECONDS = 3.0
-"""The time limit for the vector of a query. A person waits for the search."""
+"""Time limit for the vector of a query. It is short because a person is waiting for the search."""
 QUERY_BYTES = 2_000
-"""The part of a query that gets a vector."""
+"""Number of bytes of a query that are used for its vector."""
 QUERIES = 64
 """Number of queries whose vectors are kept, since further pages of a search use the same one."""
 BATCH_SECONDS = 15.0
-"""The time limit for the vectors of one batch."""
+"""Time limit for the vectors of one batch."""
 CALLS = 20
 """Maximum number of calls in one run of the timer."""
 RUN_SECONDS = 10.0
-"""The time after which a run of the timer makes no further calls. Together with the limit of the last one, it is less
-than the time after which a timer counts as hung."""
+"""Time after which a run of the timer makes no further calls. The sum of this time and the time limit of the last call
+is less than the time after which a timer counts as hung."""
 TEXT_BYTES = 8_000
 """Maximum size of a message part that gets a vector: about two thousand tokens."""
 LEAST_TEXT_BYTES = 250
@@ -48,9 +48,11 @@ LEAST_TEXT_BYTES = 250
 WINDOW_SHARE = 0.75
 """The share of the model's window that a text may take, since its tokens are estimated."""
 POSTPONED_SECONDS = 900.0
-"""How long the messages of a conversation wait if a budget allows no call. The limit may be raised meanwhile."""
+"""Time for which a conversation's messages wait if a budget does not allow a call. In the meantime, the limit may be
+raised."""
 PAUSE_SECONDS = 600.0
-"""How long the model is not called in the background if it refuses every request or its vectors cannot be used."""
+"""Time for which the model is not called in the background after it has refused every request or returned unusable
+vectors."""
 LEVELS = 127
 """The largest number of a stored vector."""
 
@@ -60,7 +62,7 @@ log = Log(__name__)
 
 
 class VectorsUnavailable(Exception):
-    """A query has no vector. The text gives the reason, as the end of a sentence."""
+    """A query has no vector. The exception's text gives the reason, phrased as the end of a sentence."""
 
 
 class MessageVectors:
@@ -141,7 +143,7 @@ class MessageVectors:
     # -- in the background --
 
     async def fill(self) -> None:
-        """Makes the vectors of the next messages."""
+        """Creates the vectors of the next messages."""
         size = TEXTS
         end = time.monotonic() + RUN_SECONDS
         for _ in range(CALLS):
@@ -191,8 +193,9 @@ class MessageVectors:
         await self._store.write(vector_batches.save, batch, number, found)
 
     async def _skip(self, batch: VectorBatch, number: int, failure: ModelFailed) -> bool:
-        """Skips a message whose text the model refuses. If it also refuses another text, the endpoint is at fault:
-        nothing is skipped, and it is left alone for some time. Returns True if the message was skipped."""
+        """Skips a message whose text the model refuses. If the model also refuses another text, the endpoint is at
+        fault: nothing is skipped, and the model is not called for some time. Returns True if the message was
+        skipped."""
         try:
             await self._embed(batch.session, ("test",), BATCH_SECONDS)
         except (ModelFailed, BudgetSpent):
@@ -222,7 +225,7 @@ class MessageVectors:
     # -- calls --
 
     async def _embed(self, of: SessionRow, texts: Sequence[str], within: float, turn: str | None = None) -> list[bytes]:
-        """Returns the vectors of texts of a session, an empty one for a text without. Raises BudgetSpent or
+        """Returns the vectors of a session's texts. The vector is empty for a text that has none. Raises BudgetSpent or
         ModelFailed."""
         guard = await self._spend_guard(self._model, of, "")
         side_call = SideCall(of.id)

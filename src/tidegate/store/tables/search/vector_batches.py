@@ -1,8 +1,8 @@
 """Batches of messages that get vectors: the next texts, and the mark up to which a conversation is done.
 
 Progress is kept by block of a conversation (`vector_blocks`): the position up to which its messages have vectors, and
-since when more are due. It moves in the transaction that stores the vectors, so a crash loses and repeats no more than
-one call of the model.
+since when more are due. This progress is saved in the transaction that stores the vectors, so a crash loses and repeats
+at most one call to the model.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def _cut(text: str, most: int) -> str:
 
 def save(db: Db, batch: VectorBatch, number: int, found: Mapping[int, bytes]) -> bool:
     """Stores the vectors of a batch, by position, and moves the mark. Returns False, and stores nothing, if the model
-    or the mark has changed since the batch was read. Messages that were deleted meanwhile get no vector."""
+    or the mark has changed since the batch was read. Messages that were deleted in the meantime get no vector."""
     block, id = batch.block, batch.session.id
     upto = db.execute("SELECT upto FROM vector_blocks WHERE block = ?", (block,)).get
     if upto is None or max(upto, batch.first - 1) != batch.after or vectors.model(db).number != number:

@@ -1,9 +1,9 @@
-"""The vectors of messages: the model that made them, which of them are the nearest, and their removal.
+"""The vectors of messages: storing them, finding the nearest ones, and removing them.
 
-A vector has the number of its message in the search index, without the length class (`search_index`). So the vectors of
-one conversation are one short range, those of a person are a few, and a search reads and compares no vectors of other
-people. Vectors of an earlier model are never compared; they are replaced conversation by conversation
-(`vector_batches`). Without a model, nothing is recorded, and vectors that are left are removed in batches.
+A vector has the number of its message in the search index, without the length class (`search_index`). The vectors of
+one conversation are therefore one short range, all of a person's vectors are a few ranges, and a search never reads or
+compares other people's vectors. Vectors of an earlier model are never compared; they are replaced conversation by
+conversation (`vector_batches`). Without a model, nothing is recorded, and vectors that are left are removed in batches.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ REMOVED = 500
 
 
 class VectorModel(Row, frozen=True):
-    """The model whose vectors are stored. `number` increases with each other model, `identity` is empty without one,
-    `dimensions` is 0 before the first vector, and `bytes` is the size of all stored vectors."""
+    """The model whose vectors are stored. `number` increases with each change of the model, `identity` is empty if
+    there is no model, `dimensions` is 0 before the first vector, and `bytes` is the size of all stored vectors."""
 
     number: int
     identity: str
@@ -37,8 +37,8 @@ def model(db: Db) -> VectorModel:
 
 
 def set_model(db: Db, identity: str) -> None:
-    """Sets the model, or none if `identity` is empty. With another one than before, all messages wait for a vector: the
-    conversations that were last active come first."""
+    """Sets the model, or none if `identity` is empty. If the model changes, all messages wait for new vectors, and the
+    most recently active conversations come first."""
     if model(db).identity == identity:
         return
     db.execute("UPDATE vector_models SET number = number + 1, identity = ?, dimensions = 0", (identity,))
@@ -124,8 +124,8 @@ def nearest(
     compared: int = COMPARED,
 ) -> list[tuple[int, float]]:
     """Returns the numbers of the messages in the scope whose vectors are the nearest, with their similarity (the cosine
-    of the angle), the nearest first. The scope consists of ranges of numbers, the latest first. None are returned if
-    the vectors are of another model or length. At most `compared` vectors are compared."""
+    of the angle), the nearest first. The scope consists of ranges of numbers, the latest first. If the stored vectors
+    come from another model or have another length, none are returned. At most `compared` vectors are compared."""
     found = model(db)
     if found.identity != identity or found.dimensions != len(vector):
         return []
