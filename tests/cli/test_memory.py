@@ -148,5 +148,5 @@ def test_without_memory_the_command_says_so_in_one_sentence(tmp_path: Path, nobo
     home.mkdir(mode=0o700)
     (home / "tidegate.toml").write_text('[server]\nport = 0\n[agents.main]\ntools = ["clock"]\n')
     with gateway(home):
-        assert "toolset 'memory'" in one_sentence(tidegate("memory", "list", home=home))
+        assert "'memory' toolset" in one_sentence(tidegate("memory", "list", home=home))
     assert "No gateway is running" in one_sentence(tidegate("memory", "list", home=nobody))

@@ -86,7 +86,7 @@ def test_every_documented_number_is_correct() -> None:
         f"at most {LONGEST_COMPATIBILITY} characters",
         f"{FILE_BYTES // 1024} KiB",
         f"{HEAD_CHARACTERS:,} characters",
-        f"of more than {READ_BYTES // 2**20} MiB the beginning",
+        f"only the beginning if it is larger than {READ_BYTES // 2**20} MiB",
         f"at most {LISTED_BYTES // 1024} KiB",
         f"may have {PROJECT_BYTES // 1024} KiB",
     ):

@@ -61,7 +61,7 @@ async def test_invalid_arguments_are_refused_with_a_sentence(home: Path, model: 
 
 async def test_memory_commands_report_if_no_agent_has_a_memory(home: Path, model: ScriptedModel) -> None:
     async with core(home, model=model) as gateway:
-        with pytest.raises(NotFound, match="toolset 'memory'"):
+        with pytest.raises(NotFound, match="'memory' toolset"):
             await run(gateway, "/memory")
         session = (await gateway.say("hello")).session
         reply = await build(gateway.service).run("/new", principal=ANNA, channel="page", session=session, agent="main")

@@ -40,7 +40,7 @@ async def test_a_text_at_the_threshold_is_inline_and_one_byte_more_is_spooled(mi
     assert len(shown.encode()) <= BYTES
     (id,) = ID.findall(shown)
     assert files(spool) == {id: (text + "y").encode()}
-    assert f"of {BYTES + 1} bytes left out" in shown and "tool output" in shown
+    assert f"of {BYTES + 1} bytes left out" in shown and "output tool" in shown
 
 
 async def test_lines_at_the_threshold_are_inline_and_one_more_is_spooled(mine: SessionSpool, spool: Spool) -> None:

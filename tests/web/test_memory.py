@@ -102,7 +102,7 @@ async def test_notes_are_edited_as_text_and_a_concurrent_edit_is_refused(h: InPr
 async def test_without_a_memory_the_error_says_what_to_configure(home: Path) -> None:
     async with in_process_gateway(home) as h:
         reply = await call(h, "GET", "/api/memory")
-        assert reply.status == 404 and "toolset 'memory'" in reply.error["message"]
+        assert reply.status == 404 and "'memory' toolset" in reply.error["message"]
 
 
 async def test_notes_from_an_ended_conversation_begin_the_next_one(h: InProcessGateway) -> None:

@@ -73,10 +73,10 @@ class AgentSettings(Frozen, frozen=True):
     mcp: Annotated[
         tuple[str, ...],
         TextLines(),
-        'Patterns of the MCP tools that it may use, such as `"time__*"`; default: all of the servers that serve it.',
+        'Patterns of the MCP tools that the agent may use, such as `"time__*"`; default: all that it is offered.',
     ] = ("*",)
     mcp_without: Annotated[
-        tuple[str, ...], TextLines(), "Patterns of MCP tools that it may not use, although `mcp` allows them."
+        tuple[str, ...], TextLines(), "Patterns of MCP tools that the agent may not use even if `mcp` allows them."
     ] = ()
     unanswered: Annotated[
         Literal["go_on", "end"],
@@ -117,7 +117,7 @@ class ContextSettings(Frozen, frozen=True):
         str,
         Text(),
         "Name of a model in `[models.…]` with `api` openai-embeddings. Messages are sent to it in the background, and "
-        "searches for earlier messages also compare meanings. Requires the extra `vectors`; see docs/recall.md.",
+        "searches for earlier messages also compare meanings. Requires the `vectors` extra; see docs/recall.md.",
     ] = ""
     vector_bytes: Annotated[
         int,

@@ -27,8 +27,8 @@ from tidegate.values import Frozen
 
 
 class McpSettings(Frozen, frozen=True):
-    """An MCP server, `[mcp.NAME]`, whose tools agents can use as NAME__TOOL. It is started with a command or reached at
-    an address. Requires the `mcp` extra; see docs/mcp.md."""
+    """An MCP server, `[mcp.NAME]`, whose tools agents can use as NAME__TOOL. The server is either a local program or a
+    remote server. Requires the `mcp` extra; see docs/mcp.md."""
 
     command: Annotated[str, Text(at_most=4096), "The program to start; required unless `url` is set."] = ""
     args: Annotated[tuple[str, ...], Arguments(), "Arguments of the program."] = ()
@@ -40,10 +40,10 @@ class McpSettings(Frozen, frozen=True):
     cwd: Annotated[
         str | None,
         FilePath(),
-        "A folder of yours that the program may change and in which it starts; in the sandbox, it is /workspace. By "
-        "default, it starts in an empty folder of its own.",
+        "A folder of yours in which the program starts and which it may change; in the sandbox, the folder is "
+        "/workspace. By default, the program starts in its own, initially empty folder.",
     ] = None
-    url: Annotated[str, BaseUrl(), "Address of a server that is already running."] = ""
+    url: Annotated[str, BaseUrl(), "URL of a remote server."] = ""
     transport: Annotated[
         Literal["http", "sse"],
         OneOf("http", "sse"),
@@ -58,18 +58,20 @@ class McpSettings(Frozen, frozen=True):
     revision: Annotated[
         Literal["auto", "2025", "2026"],
         OneOf("auto", "2025", "2026"),
-        "Revision of the protocol. auto detects it at the first connection.",
+        "Protocol version. auto detects it at the first connection.",
     ] = "auto"
-    agents: Annotated[tuple[str, ...], NameList(), "Names of the agents that may use it; default: all agents."] = ()
+    agents: Annotated[
+        tuple[str, ...], NameList(), "Names of the agents that may use the server; default: all agents."
+    ] = ()
     tools: Annotated[
-        tuple[str, ...], TextLines(), 'Patterns of its tools that are offered, such as `"get_*"`; default: all.'
+        tuple[str, ...], TextLines(), 'Patterns of the tools that are offered, such as `"get_*"`; default: all tools.'
     ] = ("*",)
-    without: Annotated[tuple[str, ...], TextLines(), "Patterns of its tools that are not offered."] = ()
+    without: Annotated[tuple[str, ...], TextLines(), "Patterns of the tools that are not offered."] = ()
     approve: Annotated[
         Literal["never", "writes", "always"],
         OneOf("never", "writes", "always"),
-        "Which calls need approval: none, those of tools that the server does not mark as only reading, or all. Rules "
-        "of the agent take precedence.",
+        "Which calls need approval: none, all except calls of tools that the server marks as read-only, or all. An "
+        "agent's rules take precedence.",
     ] = "writes"
     scope: Annotated[
         Literal["process", "session", "principal"],
@@ -79,7 +81,7 @@ class McpSettings(Frozen, frozen=True):
     start: Annotated[
         Literal["on-demand", "eager"],
         OneOf("on-demand", "eager"),
-        "Whether it is started when it is needed, or with the gateway (only with scope process).",
+        "Whether the server starts when it is first needed, or with the gateway (only with scope process).",
     ] = "on-demand"
     idle_stop: Annotated[
         float, Duration(0), "Idle time after which a server that was started on demand is stopped; 0 means never."
@@ -87,27 +89,28 @@ class McpSettings(Frozen, frozen=True):
     profile: Annotated[
         Literal["resilient", "strict", "best-effort"],
         OneOf("resilient", "strict", "best-effort"),
-        "resilient restarts it after failures. strict never restarts it, and reports at the start of the gateway that "
-        "it is missing. best-effort neither restarts nor reports it.",
+        "resilient: the server is restarted after failures. strict: it starts with the gateway, a failed start is "
+        "logged as an error, and it is never restarted. best-effort: it is never restarted, and a failed "
+        "start with the gateway is not reported.",
     ] = "resilient"
     restart: Annotated[
         Literal["never", "on-failure", "always"] | None,
         OneOf("never", "on-failure", "always"),
-        "When it is restarted; default: by `profile` and, with `url`, always.",
+        "When the server is restarted; default: as `profile` says or, if a resilient server has a `url`, always.",
     ] = None
-    start_timeout: Annotated[float, Duration(0.1), "Time limit of a start, including the handshake."] = 30.0
+    start_timeout: Annotated[float, Duration(0.1), "Time limit for a start, including the handshake."] = 30.0
     list_timeout: Annotated[
         float, Duration(0.1), "How long a new conversation or a call waits for a server that is not ready."
     ] = 10.0
-    call_timeout: Annotated[float, Duration(0.1), "Time limit of one call."] = 60.0
+    call_timeout: Annotated[float, Duration(0.1), "Time limit for one call."] = 60.0
     message_bytes: Annotated[
-        int, Size(16 * KiB, 64 * MiB), "Largest message of the server; a larger result fails its call."
+        int, Size(16 * KiB, 64 * MiB), "Maximum size of a message from the server; a call with a larger result fails."
     ] = 8 * MiB
     sandbox: Annotated[
         bool,
         Flag(),
-        "Whether the program runs in a sandbox, with its own home folder and without the user's. Without one, it can "
-        "do whatever the gateway's user can.",
+        "Whether the program runs in a sandbox, with its own home folder and without access to the user's. Without a "
+        "sandbox, the program can do whatever the gateway's user can.",
     ] = True
     network: Annotated[
         bool,
@@ -115,6 +118,8 @@ class McpSettings(Frozen, frozen=True):
         "Whether a sandboxed program can reach public addresses and those in web.private. Requires the packages passt "
         "and nftables.",
     ] = True
-    read_only: Annotated[tuple[str, ...], TextLines(), "Further folders that a sandboxed program may read."] = ()
-    memory_bytes: Annotated[int, Size(16 * MiB), "Memory for all processes of the program together."] = 1024 * MiB
-    processes: Annotated[int, Integer(4, 100_000), "Processes that the program may run at once."] = 256
+    read_only: Annotated[tuple[str, ...], TextLines(), "Additional folders that a sandboxed program may read."] = ()
+    memory_bytes: Annotated[int, Size(16 * MiB), "Memory limit for all of the program's processes."] = 1024 * MiB
+    processes: Annotated[
+        int, Integer(4, 100_000), "Maximum number of processes that the program may run at the same time."
+    ] = 256

@@ -143,12 +143,12 @@ class ModelSettings(Frozen, frozen=True):
     price_minute: Annotated[
         float | None,
         Price(),
-        "Dollars per minute of sound, instead of the prices of tokens. Only for `api` openai-transcription.",
+        "Dollars per minute of audio, instead of prices per token. Only for `api` openai-transcription.",
     ] = None
     price_characters: Annotated[
         float | None,
         Price(),
-        "Dollars per million characters, instead of the prices of tokens. Only for `api` openai-speech.",
+        "Dollars per million characters, instead of prices per token. Only for `api` openai-speech.",
     ] = None
 
     @property
