@@ -234,4 +234,4 @@ class Superseded(Exception):
 
 
 class EarlierTurnOpen(Exception):
-    """The turn is not taken because an earlier turn of its session has not ended. It stays in the queue."""
+    """The turn is not taken because an earlier turn of its session has not ended. The later turn stays in the queue."""

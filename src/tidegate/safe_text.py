@@ -38,8 +38,8 @@ def escape_invisible(text: str, *, one_line: bool = False) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Escapes control characters in a JSON document. They occur only inside strings, so the document keeps its
-    value."""
+    """Escapes control characters in a JSON document. Such characters occur only inside strings, so the document keeps
+    its value."""
     return _CONTROL_IN_TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

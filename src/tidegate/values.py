@@ -486,7 +486,7 @@ class QuestionAsked(Frozen, frozen=True, tag="asked"):
     for_owner: bool = False
     """True if only the gateway's owner may answer."""
     scopes: tuple[ScopeChoice, ...] = ()
-    """The scopes with which whoever may answer can approve the action; empty for a question."""
+    """The scopes from which the approver can choose; empty for a question."""
 
 
 class QuestionAnswered(Frozen, frozen=True, tag="answered"):
@@ -519,7 +519,7 @@ class Failure(Frozen, frozen=True):
 
 
 class Outcome(Frozen, frozen=True):
-    """A turn's outcome. It is the same value whether it comes from a live turn, is read from the store, or is replayed
+    """A turn's outcome. The value is the same whether it comes from a live turn, is read from the store, or is replayed
     for an idempotency key."""
 
     turn: str

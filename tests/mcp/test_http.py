@@ -60,7 +60,7 @@ async def test_a_pinned_revision_is_not_negotiated(home: Path) -> None:
         http_server("2025-11-25") as server,
         open_servers(home, {"web": settings(server.url, revision="2026")}) as servers,
     ):
-        with pytest.raises(ServiceFailed, match="does not speak revision 2026-07-28"):
+        with pytest.raises(ServiceFailed, match="does not support protocol version 2026-07-28"):
             await servers.ready("web")
 
 

@@ -89,7 +89,7 @@ def test_a_package_offers_a_plug_in_by_its_entry_point(tmp_path: Path) -> None:
         ("import no_such_module", "line 1: ModuleNotFoundError"),
         ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
         ("x = 1", r'declares no plug-in; put @plugin\("toolset"\) before its function'),
-        (TOOLSET.replace('"toolset"', '"index"'), "line 11: this is a plug-in of the kind index, not a toolset"),
+        (TOOLSET.replace('"toolset"', '"index"'), "line 11: this is a plug-in of kind index, not a toolset"),
         (TOOLSET.replace('"toolset"', '"tolset"'), "line 11: there is no kind of plug-in 'tolset'; known: toolset"),
         (
             TOOLSET + '\n@plugin("toolset")\nasync def other(ctx): ...\n',

@@ -169,7 +169,7 @@ async def test_further_hits_are_on_the_next_page(tmp_path: Path, size: int) -> N
 @pytest.mark.parametrize("query", ["", "  ", "\ud800", "x" * 1001])
 async def test_no_query_is_refused_in_one_sentence(past: RecallStore, query: str) -> None:
     for regex in (False, True):
-        with pytest.raises(ToolFailed, match="query needs 1 to 1000 characters"):
+        with pytest.raises(ToolFailed, match="query must have 1 to 1000 characters"):
             await past.search(query, regex=regex)
 
 

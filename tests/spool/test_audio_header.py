@@ -68,7 +68,7 @@ def test_the_duration_of_a_wav_is_read_from_its_header(frames: int, rate: int, c
     """D3: as written by Python's standard library."""
     data = wav(frames / rate, rate=rate, channels=channels, width=width)
     if frames == 0:
-        with pytest.raises(UnknownAudio, match="contains no sound"):
+        with pytest.raises(UnknownAudio, match="contains no audio"):
             read_header(data)
     else:
         found = read_header(data)
@@ -89,26 +89,26 @@ def test_a_wav_may_have_other_chunks_and_an_unknown_length() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (riff(), "ends before its sound begins"),
-        (riff(form()), "ends before its sound begins"),
+        (riff(), "ends before its audio data"),
+        (riff(form()), "ends before its audio data"),
         (riff(form())[:24], "ends within its header"),
         (riff(chunk(b"data", bytes(100)), form()), "does not describe its sample format"),
-        (riff(form(), chunk(b"data", b"")), "contains no sound"),
+        (riff(form(), chunk(b"data", b"")), "contains no audio"),
         (riff(*[chunk(b"junk", b"")] * 100, form(), chunk(b"data", bytes(100))), "has more than 64 chunks"),
         (riff(form(tag=6, bits=8), chunk(b"data", bytes(100))), "contains A-law, and only PCM is accepted"),
         (riff(form(tag=4711), chunk(b"data", bytes(100))), "sound of format 4711"),
         (riff(form(block=7), chunk(b"data", bytes(100))), "it has an invalid header"),
         (riff(form(rate=0), chunk(b"data", bytes(100))), "it has an invalid header"),
         (riff(form(channels=0, block=0), chunk(b"data", bytes(100))), "it has an invalid header"),
-        (riff(chunk(b"junk", b"", 0xFFFFFFFE), form()), "ends before its sound begins"),
+        (riff(chunk(b"junk", b"", 0xFFFFFFFE), form()), "ends before its audio data"),
         (b"RIFX" + riff(form(), chunk(b"data", bytes(100)))[4:], "big-endian"),
         (tag(100), "it has no frame"),
         (tag(2**28 - 1)[:10], "it has no frame"),
         (frame()[:-1], "it has no frame"),
         (frame() + b"something else", "it has no frame"),
         (b"\xff\xfb\x90\x00" * 4000, "it has no frame"),
-        (b"", "is not a WAV or MP3 sound"),
-        (b"hello, I am a text", "is not a WAV or MP3 sound"),
+        (b"", "is not a WAV or MP3 file"),
+        (b"hello, I am a text", "is not a WAV or MP3 file"),
     ],
 )
 def test_invalid_headers_are_refused_with_the_reason(data: bytes, why: str) -> None:

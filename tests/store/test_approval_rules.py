@@ -173,7 +173,7 @@ async def test_what_was_asked_before_there_were_rules_is_approved_only_for_itsel
     """L18, S29: and a question can never be."""
     await asked.write(ask, "s_1", "ap_old", turn="t_1")
     for scope in ("conversation", "always"):
-        with pytest.raises(Refused, match="only for the call itself"):
+        with pytest.raises(Refused, match="Only this one call can be approved"):
             await approve(asked, "ap_old", scope)  # type: ignore[arg-type]
     row = await asked.read(approvals.get, "ap_old")
     assert row is not None and row.state == "open" and await asked.read(count, "approval_rules") == 0

@@ -194,7 +194,7 @@ async def test_a_sound_is_given_as_one(yard: Yard, spool: SessionSpool, data: by
 async def test_unsupported_and_fake_sounds_are_refused_with_a_sentence(yard: Yard, spool: SessionSpool) -> None:
     """D3: what it is, and how to convert it; text that begins like a sound's name is text."""
     yard.put({"a.mp3": b"OggS\0" + bytes(90), "b.wav": b"RIFF\x04\0\0\0WAVE", "c.mp3": b"\xff\xfb\x90\0" + bytes(20)})
-    for path, why in (("a.mp3", "is Ogg"), ("b.wav", "ends before its sound"), ("c.mp3", "it has no frame")):
+    for path, why in (("a.mp3", "is Ogg"), ("b.wav", "ends before its audio"), ("c.mp3", "it has no frame")):
         message = await refusal(yard, spool, path)
         assert why in message and "ffmpeg" in message and message.endswith(".")
     yard.put({"d.wav": "RIFF, or how WAVE files are made\n", "e.mp3": "ID3: a history\n", "f.ogg": "OggS\n"})
@@ -221,7 +221,7 @@ async def test_a_write_reports_its_effect(yard: Yard) -> None:
     most = writing.WRITTEN_BYTES
     longest = "é" * (most // 2)
     await write(files, "a/b.txt", longest)
-    with pytest.raises(ToolFailed, match=f"has {most + 1} bytes; at most {most} are written"):
+    with pytest.raises(ToolFailed, match=f"has {most + 1} bytes; at most {most} can be written"):
         await write(files, "a/b.txt", longest + "x")
     assert (yard.work / "a/b.txt").read_text() == longest
 

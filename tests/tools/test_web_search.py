@@ -112,7 +112,7 @@ async def test_at_most_the_requested_number_of_results_is_returned(tmp_path: Pat
 
 async def test_without_an_engine_the_sentence_says_what_to_do(tmp_path: Path) -> None:
     async with agent(tmp_path) as mine:
-        with pytest.raises(ToolFailed, match=r"search in the table \[web\] of tidegate.toml"):
+        with pytest.raises(ToolFailed, match=r"search in \[web\] in tidegate.toml"):
             await mine.use("web_search", query="tides")
         with pytest.raises(ToolFailed, match="empty"):
             await mine.use("web_search", query="  ")

@@ -384,7 +384,7 @@ async def test_a_tool_may_ask_again_and_each_time_is_a_question(home: Path, mode
     deeds = EffectRecord()
     async with asking(home, model, deeds, drain=None) as gateway:
         turn, [first] = await ask(gateway, '[tool insist {"times": 2}] [say done]')
-        with pytest.raises(Refused, match="Give an answer"):
+        with pytest.raises(Refused, match="The answer is empty"):
             await gateway.service.questions.answer(first.id, ANNA, "answered", " ")
         with pytest.raises(Refused, match="/answer"):
             await gateway.service.questions.answer(first.id, ANNA, "approved")

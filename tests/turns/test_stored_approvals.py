@@ -500,7 +500,7 @@ async def test_a_call_too_long_to_list_is_approved_only_for_itself(home: Path, m
     async with asking(home, model, deeds, config=configured(model, rules=("ask build",))) as gateway:
         turn, [question] = await ask(gateway, f'[tool build {{"what": "{"x" * 4_000}"}}] [say done]')
         assert [choice.scope for choice in question.scopes] == ["call"]
-        with pytest.raises(Refused, match="only for the call itself"):
+        with pytest.raises(Refused, match="Only this one call can be approved"):
             await gateway.service.questions.answer(question.id, ANNA, "approved", scope="conversation")
         await gateway.service.questions.answer(question.id, ANNA, "approved")
         await gateway.answered(turn)

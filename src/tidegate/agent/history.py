@@ -125,7 +125,7 @@ class History:
             self._file = None
 
     def _fold(self) -> None:
-        """Joins neighbouring pieces. This is rare, and the memory limit bounds the amount copied."""
+        """Joins neighbouring pieces. Joins are rare, and the memory limit bounds the amount copied."""
         old, self.parts[:-KEPT_PIECES] = self.parts[:-KEPT_PIECES], []
         folded: list[bytes | Group | Run] = []
         for kind, parts in groupby(old, type):

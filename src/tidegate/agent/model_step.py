@@ -164,8 +164,8 @@ class ModelStep:
         *,
         fit_first: bool = False,
     ) -> None:
-        """`make_fitter` is not called until a conversation does not fit its model's window, which most never reach.
-        With `fit_first`, the first request is fitted whatever its size."""
+        """`make_fitter` is not called until a conversation does not fit its model's window, which most never reach. If
+        `fit_first` is true, the first request is fitted whatever its size."""
         self.conversation = conversation
         self.spend_guard = spend_guard
         self._fall_back = fall_back

@@ -135,8 +135,8 @@ class GatewayClient:
         return http.client.HTTPConnection(host, self._parts.port, timeout=seconds)
 
     def _tls(self) -> ssl.SSLContext:
-        """Trusts only the configured certificate. Its host name is not checked, because that name is meant for other
-        machines and the certificate comes from our own home folder."""
+        """Trusts only the configured certificate. The host name is not checked, because it is meant for other machines
+        and the certificate comes from our own home folder."""
         from tidegate.gateway import settings
 
         context = ssl.create_default_context()

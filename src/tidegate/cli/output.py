@@ -51,7 +51,7 @@ def guard_terminal() -> None:
 
 
 def write_faint(text: str) -> None:
-    """Writes faint text. This is the only kind of control sequence ever sent to the terminal."""
+    """Writes faint text, the only kind of control sequence ever sent to the terminal."""
     assert isinstance(sys.stdout, TextIOWrapper)
     TextIOWrapper.write(sys.stdout, f"\x1b[2m{strip_controls(text)}\x1b[0m")
 

@@ -200,8 +200,8 @@ class Dollars(Plain):
 
 
 class Size:
-    """A number of bytes: an integer, or text such as "64 MiB". With `auto`, "auto" is also valid and lets the gateway
-    choose."""
+    """A number of bytes: an integer, or text such as "64 MiB". If `auto` is true, "auto" is also valid and lets the
+    gateway choose."""
 
     def __init__(self, at_least: int, at_most: int = 2**40, *, auto: bool = False) -> None:
         self.at_least, self.at_most, self.auto = at_least, at_most, auto
@@ -233,7 +233,7 @@ class Size:
 
 
 class Duration:
-    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d". With `never`, "never" is also
+    """A time span: a number of seconds, or text such as "30s", "5m", "12h", "90d". If `never` is true, "never" is also
     valid."""
 
     def __init__(self, at_least: float = 0.0, *, never: bool = False) -> None:
@@ -488,7 +488,7 @@ class Proxy(Plain):
 class Reference(Plain):
     """A reference to a secret, never the secret itself. Invalid values are never quoted."""
 
-    shape = 'a reference, "env:NAME" or "file:PATH"'
+    shape = 'a reference ("env:NAME" or "file:PATH")'
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str) or not is_reference(value):
@@ -528,7 +528,7 @@ class Headers:
                 raise InvalidValue(f"has the header {quote(name)}, whose value must be one line of plain text")
             if (SENSITIVE_HEADER.search(name) or looks_secret(text)) and not is_reference(text):
                 raise InvalidValue(
-                    f'has the header {quote(name)}, which must be a reference: "env:NAME" or "file:PATH"'
+                    f'has the header {quote(name)}, whose value must be a reference: "env:NAME" or "file:PATH"'
                 )
         return dict(value)
 
@@ -552,6 +552,6 @@ class Variables(Headers):
                 raise InvalidValue(f"has the variable {quote(name)}, whose value must be text")
             if looks_secret(text) and not is_reference(text):
                 raise InvalidValue(
-                    f'has the variable {quote(name)}, which must be a reference: "env:NAME" or "file:PATH"'
+                    f'has the variable {quote(name)}, whose value must be a reference: "env:NAME" or "file:PATH"'
                 )
         return dict(value)

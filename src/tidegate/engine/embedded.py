@@ -268,7 +268,7 @@ class EmbeddedEngine(Engine):
             self._scope.start(self._settle_withdrawn, live, name=f"turn {live.turn}", at_close="finish")
 
     async def _settle_withdrawn(self, live: LiveTurn) -> None:
-        """Publishes the end of a turn that left the queue without running. Its session stays present only until
+        """Publishes the end of a turn that left the queue without running. The session stays present only until
         then."""
         with contextlib.ExitStack() as present:
             record = present.enter_context(self._presence.keep_present(live.session))

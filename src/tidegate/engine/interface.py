@@ -72,7 +72,7 @@ class Handler(Protocol):
 
 class Engine(Protocol):
     def accept(self, db: Db, session: SessionRow, turn: NewTurn, now: float, *, start: bool) -> StartedTurn | None:
-        """Stores an accepted turn, in the caller's transaction. With `start`, the session has no open turn and
+        """Stores an accepted turn, in the caller's transaction. If `start` is true, the session has no open turn and
         `can_start` was true, so the engine may start the turn in the same transaction; it then returns the started
         turn, which the caller passes to `submit`."""
         ...

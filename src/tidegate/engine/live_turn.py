@@ -177,7 +177,8 @@ class LiveTurn:
         return self._timer is not None
 
     def hold_timer(self) -> None:
-        """Suspends the time limit. It continues once `resume_timer` has been called as often as this method."""
+        """Suspends the time limit. The time continues to run once `resume_timer` has been called as often as this
+        method."""
         self._timer_holds += 1
         self.stop_timer()
 

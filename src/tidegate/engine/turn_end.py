@@ -67,7 +67,7 @@ class TurnEnd(Frozen, frozen=True):
     accepted: float
     final_rows: tuple[tuple[str, Message], ...] = ()
     concluded: Message | None = None
-    """The answer, if it has already been committed. Its calls are left to the caller."""
+    """The answer, if it has already been committed. The answer's calls are left to the caller."""
     error: Failure | None = None
     usage: Usage = Usage()
     steps: int = 0

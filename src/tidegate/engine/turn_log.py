@@ -132,7 +132,7 @@ class TurnLog:
 
     @property
     def weight(self) -> int:
-        """Memory used by the log, in bytes. It is computed on request, so it costs the turn nothing."""
+        """Memory used by the log, in bytes. The value is computed on request, so it costs the turn nothing."""
         return sum(map(_weigh, self.events))
 
     def draft(self) -> str:

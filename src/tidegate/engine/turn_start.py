@@ -64,8 +64,8 @@ def start(db: Db, turn: str, now: float) -> StartedTurn | StopRequest | None:
 
 
 def accept(db: Db, session: SessionRow, turn: NewTurn, now: float, *, start: bool) -> StartedTurn | None:
-    """Stores an accepted turn and its messages. With `start`, the session has no other open turn, and the turn is taken
-    in the same transaction, so its rows are written only once."""
+    """Stores an accepted turn and its messages. If `start` is true, the session has no other open turn, and the turn is
+    taken in the same transaction, so its rows are written only once."""
     before = session
     call = turn.call
     if start:

@@ -433,5 +433,5 @@ class Gateway:
 
 
 async def _trim() -> None:
-    """Trims free memory in a thread. This takes milliseconds, during which the interpreter's lock is not held."""
+    """Trims free memory in a thread. Trimming takes milliseconds, during which the interpreter's lock is not held."""
     await to_thread.run_sync(trim)

@@ -87,7 +87,8 @@ class StatusService:
         }
 
     async def status(self, *, memory: bool = False) -> GatewayStatus:
-        """Returns the complete status. With `memory`, it includes a breakdown of memory use by kind and owner."""
+        """Returns the complete status. If `memory` is true, the status includes a breakdown of memory use by kind and
+        owner."""
         pressure = self._pressure.report()
         return GatewayStatus(
             version=__version__,

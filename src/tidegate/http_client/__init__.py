@@ -1,4 +1,4 @@
-"""Outgoing HTTP: one client for the gateway's own requests, and the rules for clients that libraries bring.
+"""Outgoing HTTP: one client for the gateway's own requests, and the rules for the HTTP clients of libraries.
 
 - `client.py`: `HttpClient`, the bounded pool of connections. It imports aiohttp when it is first used.
 - `response.py`: a response that is read as it arrives, with timeouts; `decoding.py`: bounded decompression.

@@ -1,4 +1,4 @@
-"""The rule for addresses that agents may reach: public ones, and those that the operator lists.
+"""The rule for addresses that agents may reach: public addresses, and those that the operator lists.
 
 A guard makes the sockets of a client. The address of a socket is checked right before the connection, so the check
 cannot be bypassed by the spelling of a host, a changing DNS answer or a redirect. If a proxy makes the connection, only
@@ -59,7 +59,7 @@ class AddressGuard:
 
 
 def _is_number(host: str) -> bool:
-    """True if this is an IPv4 address in any of the ways that a system's resolver accepts, such as `127.1` or
+    """True if this is an IPv4 address in any notation that a system's resolver accepts, such as `127.1` or
     `0x7f000001`."""
     try:
         socket.inet_aton(host)

@@ -3,7 +3,7 @@
 A request waits for a place, for its connection and for the head of its response, each with a deadline, and is sent
 once. It is sent again, on a new connection, only if the server closed an idle connection at the moment of its reuse and
 has therefore not processed it. No redirect is followed, no cookie is kept, and only the caller's target names the
-proxy, so credentials are sent only where the caller says. A cancelled request closes its connection.
+proxy, so credentials are sent only to the servers that the caller names. A cancelled request closes its connection.
 
 `HttpClient` owns its connections. They are closed when its block ends. The library is imported by the first request, or
 by `load`.
@@ -80,7 +80,7 @@ class HttpClient:
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("This client is open already.")
+            raise RuntimeError("The client is already open.")
         self._entered = True
         return self
 

@@ -17,8 +17,7 @@ from tidegate.http_client.interface import ConnectionFailed, Target
 from tidegate.http_client.response import Response
 
 PIECE_BYTES = 64 * 1024
-"""The number of bytes of a long request that are written in one piece. The limit keeps the event loop from being
-blocked."""
+"""Maximum number of bytes of a long request that are written in one piece, so that the event loop is not blocked."""
 
 WHOLE_BYTES = 256 * 1024
 """Requests up to this size, in bytes, are written in one piece."""

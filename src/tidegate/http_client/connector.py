@@ -1,8 +1,8 @@
 """New connections, made by aiohttp: names and address families, proxies, TLS, and the sockets.
 
-Only aiohttp's connector is used, and a request of aiohttp's that describes the connection and is never sent. The
-connection's transport is then given to a protocol of ours. `tests/http_client/test_aiohttp_canary.py` checks each part
-that is used, so a new version cannot change it unnoticed.
+Of aiohttp, only the connector is used, with an aiohttp request that describes the connection and is never sent. The
+connection's transport is then passed to the gateway's own protocol. `tests/http_client/test_aiohttp_canary.py` checks
+each part that is used, so a new version cannot change it unnoticed.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Connector:
         if protocol.should_close:
             transport.abort()
             made.close()
-            raise ConnectionFailed("foreign", "the server spoke first")
+            raise ConnectionFailed("foreign", "the server sent data before the request")
 
         def closed(connection: ClientConnection, error: Exception | None) -> None:
             protocol.connection_lost(error)

@@ -32,7 +32,7 @@ class Decoder:
 
     def feed(self, data: bytes) -> None:
         if not self._known:
-            raise BrokenEncoding("the response has a compression that was not requested")
+            raise BrokenEncoding("the response uses a compression that was not requested")
         self._input += data
         self._started = True
 

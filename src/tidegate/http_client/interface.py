@@ -1,6 +1,6 @@
 """The values and protocols for callers of the HTTP client: targets, responses, timeouts and failures.
 
-A caller reaches a server only through the protocol `Transport`, so an implementation sees all of its traffic. Nothing
+A caller reaches a server only through the `Transport` protocol, so an implementation sees all of its traffic. Nothing
 here needs an HTTP library.
 """
 
@@ -40,8 +40,9 @@ class Timeouts(Frozen, frozen=True):
 
 
 class Target(NamedTuple):
-    """Where a request goes, and how. `headers` may contain credentials, so they are not shown. `proxy` is the address
-    of a proxy with its credentials, or None. `ca_file` names certificates that are trusted beside the usual ones."""
+    """The destination of a request. `headers` may contain credentials, so the headers are not shown. `proxy` is the
+    address of a proxy with its credentials, or None. `ca_file` names a file with certificates that are trusted in
+    addition to the usual ones."""
 
     method: str
     url: str
@@ -54,7 +55,7 @@ class Target(NamedTuple):
 
 
 class IncomingResponse(Protocol):
-    """A response whose status and headers have arrived. It must always be closed."""
+    """A response whose status and headers have arrived. The caller must always close it."""
 
     @property
     def status(self) -> int: ...

@@ -18,7 +18,7 @@ CLOSE_SECONDS = 2.0
 
 
 class _Server(NamedTuple):
-    """What a connection leads to. Only a request with the same values may use it."""
+    """The destination of a connection. Only requests with the same values may use the connection."""
 
     scheme: str
     netloc: str

@@ -1,6 +1,6 @@
-"""How the process reaches other hosts: proxies and trusted certificate authorities, the same for every client.
+"""The proxies and trusted certificate authorities for connections to other hosts, the same for every client.
 
-`HttpClient` follows these rules. A client that a library brings must be made with them:
+`HttpClient` follows these rules. A library's own client must be created with them:
 
     aiohttp, discord.py    session.request(…, proxy=network.proxy_for(url), ssl=await network.tls_context())
     slack-sdk, matrix-nio  Client(…, proxy=network.proxy_for(url), ssl=await network.tls_context())
@@ -10,8 +10,8 @@
 A client whose addresses come from an agent also needs an `AddressGuard`: as the `socket_factory` of an aiohttp
 connector or, in other libraries and through a proxy, with `await guard.check(host, port)` before each request.
 
-The environment's proxy variables are read once, when a `Network` is made. They never apply to this machine's own
-addresses, so that a model on it needs no exception. One TLS context is shared by all clients that trust the same
+The environment's proxy variables are read once, when a `Network` is made. A proxy is never used for this machine's own
+addresses, so a local model needs no exception. One TLS context is shared by all clients that trust the same
 authorities. A `Network` opens no connection.
 """
 
@@ -67,7 +67,7 @@ class Network:
         return None if proxy is None else proxy.reveal()
 
     def secret_proxy_for(self, url: str, setting: str = "", *, exceptions: bool = False) -> Secret | None:
-        """Returns the same as `proxy_for`, as a secret. With `exceptions`, NO_PROXY applies even to a proxy that
+        """Returns the same as `proxy_for`, as a secret. If `exceptions` is true, NO_PROXY applies even to a proxy that
         `setting` names."""
         chosen = setting or self._settings.proxy
         if chosen == "none":

@@ -68,7 +68,7 @@ class Response(DeliveryByReading):
         self._waiter: asyncio.Future[bool | Exception] | None = None
         self._consume: Callable[[bytes], bool] | None = None
         self._due = self._loop.time() + patience
-        """When the server will have been silent for too long; 0 while nobody is waiting."""
+        """The time at which the server will have been silent for too long; 0 while nobody is waiting."""
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._look)
 
     # For the reader.
@@ -287,7 +287,7 @@ class Response(DeliveryByReading):
 
 
 def _refusal(status: int, headers: dict[str, str]) -> str:
-    """Returns why a response is not the HTTP that was asked for; empty if it is."""
+    """Returns the reason why a response is not valid for the request, or an empty string."""
     if status < _CONTINUE:
         return f"the status {status}"
     if "transfer-encoding" in headers and "content-length" in headers:

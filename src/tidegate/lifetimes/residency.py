@@ -255,7 +255,7 @@ class Presence:
 
     @contextmanager
     def keep_present(self, key: str) -> Iterator[Present]:
-        """Keeps the session present within this block. Its resident may still be unloaded."""
+        """Keeps the session present within this block. The session's resident may still be unloaded."""
         record = self.obtain(key)
         record.held += 1
         try:

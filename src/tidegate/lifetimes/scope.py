@@ -185,7 +185,8 @@ class Scope:
         self._exits.append((name, fn))
 
     def hold(self, kind: str, *, bytes: int = 0, fds: int = 0, children: int = 0, count: int = 1) -> Hold:
-        """Records a holding of this scope in the ledger. It is released when the scope closes, if not before."""
+        """Records a holding of this scope in the ledger. The holding is released when the scope closes, if not
+        before."""
         self._admit(f"hold {kind!r}")
         return self.account.add(kind, bytes=bytes, fds=fds, children=children, count=count)
 

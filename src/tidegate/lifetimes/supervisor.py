@@ -78,9 +78,9 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     """Time limit for closing a connection."""
 
     def pause(self, attempt: int, fraction: float) -> float:
-        """Returns the pause before this attempt, counted from 1. It doubles with each attempt. `fraction` (from 0 to 1)
-        selects a value between half of the pause and all of it, so that services that failed at the same time do not
-        reconnect at the same time."""
+        """Returns the pause before this attempt, counted from 1. The pause doubles with each attempt. `fraction` (from
+        0 to 1) selects a value between half of the pause and all of it, so that services that failed at the same time
+        do not reconnect at the same time."""
         doubled = self.first_pause * 2.0 ** min(attempt - 1, 32)
         return min(self.longest_pause, doubled) * (1 + fraction) / 2
 

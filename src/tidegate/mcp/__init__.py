@@ -1,4 +1,4 @@
-"""MCP: tool servers that the operator configures, supervised and bounded.
+"""MCP: the tool servers that the operator configures. Each is supervised and limited.
 
 - `servers.py`: `McpServers`, all servers of the gateway; `server.py`: one running server and the requests to it.
 - `connection.py`: one connection over the SDK; `transports.py`, `stdio.py`: how it reaches the server.

@@ -1,12 +1,12 @@
 """One connection to a server, over the SDK's `ClientSession`: the handshake, the listing, and calls.
 
 A connection has one task, which holds the transport and the session open. `open` returns when the handshake is done and
-the server's tools are listed; if it fails or is cancelled, everything is closed. The connection ends when the transport
-ends, and then all calls fail at once. The revision of the protocol is found out on the same connection, never by a
-second process.
+the server's tools are listed; if `open` fails or is cancelled, everything is closed. The connection ends when the
+transport ends, and all calls then fail immediately. The protocol version is negotiated on the same connection, never in
+a second process.
 
-Results are not checked against the server's output schema: that would run patterns of a stranger on the event loop, and
-the model reads the result in any case.
+Results are not checked against the server's output schema: a check would run an untrusted party's patterns on the event
+loop, and the model reads the result in any case.
 
 This module imports the SDK, so it is imported only when a server is first connected.
 """
@@ -34,19 +34,19 @@ from tidegate.mcp.listing import ListingBuilder, ServerListing
 log = Log(__name__)
 
 PROBE_SECONDS = 5.0
-"""Time limit for the answer to the first request of the newer revision, which some older servers ignore."""
+"""Time limit for the response to the first request of the newer protocol, which some older servers ignore."""
 
 PAGES_AT_MOST = 50
-"""Pages of one list that are read."""
+"""Maximum number of pages read from one list."""
 
 ROUNDS_AT_MOST = 10
-"""How often a server may ask for input before it answers one call."""
+"""Maximum number of times that a server may ask for input during one call."""
 
 CLOSE_SECONDS = 10.0
-"""Time limit for closing the session and the transport. Processes are killed before it is reached."""
+"""Time limit for closing the session and the transport. Processes are killed before this limit is reached."""
 
 LIST_PAUSE = 1.0
-"""Seconds between two listings, however often the server announces changes."""
+"""Minimum number of seconds between two listings, however often the server announces changes."""
 
 REASON_SECONDS = 2.0
 """Time limit for finding out why a connection has ended, such as the exit code of the process."""
@@ -68,7 +68,7 @@ Questions = Callable[[types.ElicitRequestParams], Awaitable[types.ElicitResult]]
 
 
 class Requester(Protocol):
-    """The one who makes a request: asks its person the server's questions, and follows the progress."""
+    """The maker of a request: passes the server's questions to the user, and receives progress updates."""
 
     async def answer(self, params: types.ElicitRequestParams) -> types.ElicitResult: ...
 
@@ -83,16 +83,17 @@ class Streams(Protocol):
     ended: asyncio.Future[ServiceFailed | None]
 
     async def failure(self) -> ServiceFailed | None:
-        """Returns the reason for the end; None if the server ended in an orderly way."""
+        """Returns the reason why the transport ended, or None if the server ended normally."""
         ...
 
     def refused(self) -> ServiceFailed | None:
-        """Returns the failure that the transport has seen beside the protocol, such as a missing authorisation."""
+        """Returns a failure that the transport noticed outside the protocol, such as missing authorisation."""
         ...
 
 
 class McpConnection:
-    """One connection. `listing` is what the server offered last; `on_listing` is called when it has changed."""
+    """One connection. `listing` is what the server offered last; `on_listing` is called when the listing has
+    changed."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class McpConnection:
         clock: Callable[[], float],
         on_listing: Callable[[ServerListing], Awaitable[None]],
     ) -> None:
-        """`known` is the revision that an earlier connection found; empty if there is none."""
+        """`known` is the protocol version that an earlier connection negotiated, or an empty string."""
         self.server = server
         self.listing = ServerListing(revision="")
         self._transport = transport
@@ -159,7 +160,7 @@ class McpConnection:
             raise error
 
     async def reason(self) -> str:
-        """Returns why the connection has ended, as a sentence; empty if it has not."""
+        """Returns a sentence that says why the connection has ended, or an empty string if it is open."""
         if self.is_open:
             return ""
         await asyncio.wait({self._ended}, timeout=REASON_SECONDS)
@@ -199,8 +200,8 @@ class McpConnection:
                 self._ended.set_result(error)
 
     async def _hold(self) -> ServiceFailed | None:
-        """Holds the transport and the session open until one of them ends or the connection is closed. Errors of the
-        handshake are raised outside of both, since task groups would wrap them."""
+        """Holds the transport and the session open until one of them ends or the connection is closed. Handshake errors
+        are raised outside both, since task groups would wrap them."""
         refused: Exception | None = None
         async with self._transport as streams:
             self._streams = streams
@@ -231,7 +232,7 @@ class McpConnection:
         return None if self._streams is None else self._streams.refused()
 
     async def _greet(self, session: ClientSession) -> Exception | None:
-        """Does the handshake and lists what the server offers. Returns the error if one of them fails."""
+        """Performs the handshake and lists what the server offers. Returns the error if either fails."""
         try:
             await self._negotiate(session)
             self.listing = await self._list(session)
@@ -241,8 +242,8 @@ class McpConnection:
         return None
 
     async def _negotiate(self, session: ClientSession) -> None:
-        """Agrees on a revision. Anything that does not show a server of the newer revision leads to the older
-        handshake, on the same connection."""
+        """Negotiates the protocol version. Unless the response shows that the server supports the newer protocol, the
+        older handshake follows on the same connection."""
         if self._wanted == "2025":
             await session.initialize()
             return
@@ -275,7 +276,7 @@ class McpConnection:
                         continue
             break
         if self._wanted == "2026":
-            raise ServiceFailed(f"The server does not speak revision {LATEST_MODERN_VERSION}: {reason}")
+            raise ServiceFailed(f"The server does not support protocol version {LATEST_MODERN_VERSION}: {reason}")
         await session.initialize()
 
     # -- what it offers --
@@ -334,13 +335,13 @@ class McpConnection:
                 break
 
     async def _receive(self, message: IncomingMessage) -> None:
-        """Notes that a list has changed."""
+        """Records that a list has changed."""
         if isinstance(message, types.ToolListChangedNotification | types.PromptListChangedNotification):
             self._generation += 1
             self._changed.set()
 
     async def _follow_changes(self) -> None:
-        """Lists again after each change. A listing that was overtaken by a change is dropped."""
+        """Lists again after each change. A listing is discarded if another change was announced in the meantime."""
         if self.listing.revision in MODERN_PROTOCOL_VERSIONS:
             self._scope.start(self._subscribe, name=f"subscription to {self.server}")
         while True:
@@ -360,7 +361,7 @@ class McpConnection:
             await asyncio.sleep(LIST_PAUSE)
 
     async def _subscribe(self) -> None:
-        """Asks a server of the newer revision to announce changes of its tools and prompts."""
+        """Asks a server that uses the newer protocol to announce changes to its tools and prompts."""
         session = self._session
         if session is None:
             return
@@ -382,8 +383,8 @@ class McpConnection:
     # -- requests --
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], caller: Requester) -> types.CallToolResult:
-        """Calls a tool. Raises CallFailed, ConnectionLost or NotSent. Cancelling it cancels the call, and not the
-        connection."""
+        """Calls a tool. Raises CallFailed, ConnectionLost or NotSent. Cancelling this method cancels the call but
+        leaves the connection open."""
 
         def request(answers: types.InputResponses | None, state: str | None) -> types.CallToolRequest:
             return types.CallToolRequest(
@@ -460,14 +461,14 @@ class McpConnection:
             raise CallFailed(f"The server's answer is not valid ({error.error_count()} errors).") from None
 
     def _is_lost(self, message: str) -> bool:
-        """True if an error with the SDK's code for a lost connection is the SDK's. Servers use the code as well."""
+        """True if an error with the SDK's code for a lost connection comes from the SDK. Servers use the same code."""
         return self._streams is None or self._streams.ended.done() or message.startswith(_LOST_STREAM)
 
     async def _answers(self, result: types.InputRequiredResult, caller: Requester) -> types.InputResponses:
         answers: types.InputResponses = {}
         for key, wanted in list((result.input_requests or {}).items())[:8]:
             if not isinstance(wanted, types.ElicitRequest):
-                raise CallFailed(f"The server asked for {wanted.method}, which is switched off.")
+                raise CallFailed(f"The server asked for {wanted.method}, which is disabled.")
             answers[key] = await caller.answer(wanted.params)
         if not answers:
             await asyncio.sleep(0.1)  # the server only wants to be asked again
@@ -476,23 +477,24 @@ class McpConnection:
     async def _elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        """Answers a question that a server of the older revision asks during a call. It does not say which call, so
-        nobody is asked if there are several."""
+        """Answers a question that a server with the older protocol asks during a call. The question does not name the
+        call, so nobody is asked if several calls are in progress."""
         if len(self._callers) != 1:
             return types.ErrorData(code=types.INVALID_REQUEST, message="It is not known whom to ask.")
         return await self._callers[0].answer(params)
 
 
 _LOST_STREAM = ("SSE stream ended", "SSE stream failed")
-"""How the SDK's messages begin about a response that can no longer arrive, while the connection goes on."""
+"""The beginnings of the SDK's messages about a response that can no longer arrive although the connection is still
+open."""
 
 NOT_SENT, LOST = -32_090, -32_091
-"""Codes of errors that our own transports put in place of a response: the request was not sent, or its connection
-broke."""
+"""Error codes that the gateway's own transports return in place of a response: the request was not sent, or its
+connection broke."""
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    """Waits until one of them is done."""
+    """Waits until one of the futures is done."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 

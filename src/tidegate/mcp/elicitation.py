@@ -1,8 +1,8 @@
-"""Questions of a server to the person, asked with the tools' own means.
+"""Questions from a server to the user, asked in the same way as those of any other tool.
 
-A form is asked field by field. Every question names the server and what it says is shown as quoted text without
-invisible characters, so that it cannot be taken for the gateway's. Answers are converted to the field's type; an answer
-that does not fit is asked again once. A page is never opened: its address is shown in full.
+A form is asked field by field. Every question names the server and quotes the server's text without invisible
+characters, so that the text cannot be mistaken for the gateway's. Answers are converted to the field's type; if an
+answer is invalid, the question is asked once more. The gateway never opens a page: it shows the page's full address.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ Value = str | int | float | bool | list[str] | None
 async def ask_form(
     ask: Ask, server: str, message: str, schema: Mapping[str, Any]
 ) -> tuple[str, dict[str, Value] | None]:
-    """Asks for every field. Returns the action, "accept", "decline" or "cancel", and the values."""
+    """Asks for every field. Returns the action ("accept", "decline" or "cancel") and the values."""
     fields = schema.get("properties")
     if not isinstance(fields, Mapping) or len(fields) > FIELDS_AT_MOST:
         return "cancel", None
@@ -45,7 +45,7 @@ async def ask_form(
 
 
 async def ask_page(ask: Ask, server: str, message: str, url: str) -> str:
-    """Asks whether the person will open an address. Returns the action."""
+    """Asks the user to open an address. Returns the action."""
     question = (
         f'The server {server!r} asks you to open a page: "{shortened(message, MESSAGE_CHARACTERS)}"\n'
         f"{one_line(url, 1500)}\nOpen it only if you trust the server and the address."
@@ -82,13 +82,13 @@ async def _ask_field(ask: Ask, intro: str, name: str, field: Mapping[str, Any], 
             return _converted(answer, field)
         except ValueError as error:
             if attempt:
-                raise ToolFailed(f"The answer for {title} was not usable: {error}.") from None
-            question = f"{question}\nThe last answer was not usable: {error}."
+                raise ToolFailed(f"The answer to {title} could not be used: {error}.") from None
+            question = f"{question}\nThe last answer could not be used: {error}."
     return _Declined
 
 
 def _choices(field: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Value]]:
-    """Returns the choices of a field as they are shown, and their values. Both are empty for a free answer."""
+    """Returns a field's choices as displayed, and their values. Both are empty if any answer is allowed."""
     if field.get("type") == "boolean":
         return (YES, NO), {YES: True, NO: False}
     items = field.get("items") if field.get("type") == "array" else field

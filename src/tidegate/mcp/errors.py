@@ -1,4 +1,4 @@
-"""The failures of requests to servers, named by what may be done about them."""
+"""Failures of requests to servers, named by what the caller can do about them."""
 
 from tidegate.errors import ToolFailed
 
@@ -16,4 +16,4 @@ class ConnectionLost(Exception):
 
 
 class CutShort(ToolFailed):
-    """A call began and did not finish, so its effect is unknown."""
+    """A call started but did not finish, so its effect is unknown."""

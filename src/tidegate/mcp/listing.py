@@ -1,10 +1,10 @@
-"""What a server offers, as immutable values: its tools, prompts and instructions, cleaned and bounded.
+"""What a server offers: its tools, prompts and instructions, cleaned and bounded, as immutable values.
 
-A listing is made from what a server sent, once, and is then stored and shared. Text of the server contains no invisible
-characters and has bounded lengths. A tool whose schema is too large, too deep or not an object is left out, with a
-warning, and so is every tool beyond `TOOLS_AT_MOST`. Tool names for models are `NAME__TOOL`. They fit what providers
-accept, are unique within a listing, and depend only on the server's name and the tool's name, so they are the same
-after a restart.
+A listing is built once from what a server sent, and is then stored and shared. The server's texts are limited in length
+and contain no invisible characters. A tool is left out, with a warning, if its schema is too large, is nested too
+deeply or does not describe an object, or if the server has more than `TOOLS_AT_MOST` tools. Tool names for models have
+the form `NAME__TOOL`. These names are acceptable to all providers, unique within a listing, and depend only on the
+names of the server and the tool, so they are the same after a restart.
 """
 
 import fnmatch
@@ -25,18 +25,18 @@ NAME_CHARACTERS = 64
 """The longest tool name that providers accept."""
 
 TOOLS_AT_MOST = 256
-"""Tools of one server. Models choose badly between more than a few dozen."""
+"""Maximum number of tools per server. Models choose badly between more than a few dozen tools."""
 
 PROMPTS_AT_MOST = 256
 DESCRIPTION_CHARACTERS = 4096
-"""Characters of a tool's description, which every request repeats."""
+"""Maximum number of characters in a tool's description, which every request repeats."""
 
 SCHEMA_BYTES = 32 * 1024
 LISTING_BYTES = 512 * 1024
-"""Bytes of all definitions of a server together."""
+"""Maximum total size of a server's tool definitions in bytes."""
 
 INSTRUCTION_CHARACTERS = 4096
-"""Characters of a server's instructions, which are part of every prompt."""
+"""Maximum number of characters in a server's instructions, which are part of every prompt."""
 
 _DEEPEST = 32  # nested parts of a schema
 _DIGEST_CHARACTERS = 8
@@ -45,8 +45,8 @@ _REPLACED = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ListedTool(Frozen, frozen=True):
-    """A tool of a server. `name` is the server's name for it, and `exposed` the name for models. The hints are what the
-    server says about the tool."""
+    """A tool of a server. `name` is the server's name for the tool, and `exposed` is the name that models see. The
+    hints are the server's own claims about the tool."""
 
     name: str
     exposed: str
@@ -57,7 +57,8 @@ class ListedTool(Frozen, frozen=True):
 
 
 class ListedPrompt(Frozen, frozen=True):
-    """A prompt of a server. `arguments` are names, each with a description and whether it is required."""
+    """A prompt of a server. Each of its `arguments` has a name, a description and a flag that says whether it is
+    required."""
 
     name: str
     description: str = ""
@@ -65,7 +66,8 @@ class ListedPrompt(Frozen, frozen=True):
 
 
 class ServerListing(Frozen, frozen=True):
-    """What a server offered at the time `at`. `ttl` is the number of seconds for which it says that this holds."""
+    """What a server offered at the time `at`. `ttl` is the number of seconds for which the listing is valid, according
+    to the server."""
 
     revision: str
     server: str = ""
@@ -79,7 +81,7 @@ class ServerListing(Frozen, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """Identifies what models see of the listing."""
+        """A digest of the part of the listing that models see."""
         return hashlib.sha256(msgspec.json.encode([self.instructions, self.tools, self.has_resources])).digest()
 
     def tool(self, name: str) -> ListedTool | None:
@@ -87,8 +89,8 @@ class ServerListing(Frozen, frozen=True):
 
 
 def exposed_name(server: str, tool: str) -> str:
-    """Returns the name for models. A name that is too long or has other characters is shortened and ends with a digest
-    of the original."""
+    """Returns the name that models see. If the name is too long or contains characters that are not allowed, it is
+    shortened and ends with a digest of the original."""
     whole = f"{server}{BETWEEN}{tool}"
     if len(whole) <= NAME_CHARACTERS and _ACCEPTED.fullmatch(whole):
         return whole
@@ -98,13 +100,13 @@ def exposed_name(server: str, tool: str) -> str:
 
 
 def server_of(exposed: str) -> str:
-    """Returns the name of the server of a tool, or an empty string if the name is not that of a server's tool."""
+    """Returns the name of the server that provides a tool, or an empty string if no server does."""
     server, between, _ = exposed.partition(BETWEEN)
     return server if between else ""
 
 
 def is_allowed(name: str, allowed: Iterable[str], denied: Iterable[str]) -> bool:
-    """True if a pattern allows the name and none denies it."""
+    """True if at least one pattern allows the name and none denies it."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed) and not any(
         fnmatch.fnmatchcase(name, pattern) for pattern in denied
     )
@@ -123,7 +125,7 @@ def shortened(text: str, most: int) -> str:
 
 
 class ListingBuilder:
-    """Collects what a server sends, page by page, within the limits."""
+    """Collects a server's listing page by page, within the limits."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -194,7 +196,7 @@ class ListingBuilder:
 
 
 def encoded_schema(schema: Mapping[str, Any]) -> msgspec.Raw:
-    """Returns a cleaned schema as JSON. Raises ValueError with the reason, as the end of a sentence."""
+    """Returns a cleaned schema as JSON. Raises ValueError with the reason, phrased as the end of a sentence."""
     if schema.get("type", "object") != "object":
         raise ValueError("does not describe an object")
     cleaned = {"type": "object", "properties": {}, **_cleaned(schema, 0)}
@@ -220,6 +222,7 @@ def _cleaned(value: Any, depth: int) -> Any:
 
 
 def quoted(server: str, instructions: str) -> Iterator[str]:
-    """Yields the lines of a prompt that quote a server's instructions, so that they are not taken for the gateway's."""
+    """Yields lines that quote a server's instructions in a prompt, so that they cannot be mistaken for the
+    gateway's."""
     yield f"The server {server!r} says about its tools:"
     yield from (f"> {line}".rstrip() for line in instructions.splitlines())

@@ -1,8 +1,8 @@
-"""Limits for the messages that a server sends, before anything is built from them.
+"""Limits for the messages that a server sends, applied before the messages are decoded.
 
 A message has a limited size and a limited number of JSON values, so that a small text cannot become a large object.
-Messages that answer no request are read at a limited rate; a server that goes on to send them faster for several
-seconds has failed. Everything here takes linear time.
+Messages that do not answer a request are read at a limited rate; if a server keeps exceeding this rate for several
+seconds, its connection fails. All checks take linear time.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ import re
 from tidegate.lifetimes import ServiceFailed
 
 VALUES_AT_MOST = 200_000
-"""JSON values in one message. Each takes up to about a hundred bytes of memory."""
+"""Maximum number of JSON values in one message. Each value takes up to about a hundred bytes of memory."""
 
 MESSAGES_PER_SECOND = 200.0
-"""Rate at which messages that answer no request are read, such as notifications and log output."""
+"""Maximum rate of messages that do not answer a request, such as notifications and log output."""
 
 MESSAGES_AT_ONCE = 1000.0
-"""The number of these messages that may come at once."""
+"""Maximum number of such messages in a burst."""
 
 THROTTLED_SECONDS = 5.0
-"""Seconds of throttling without a break after which a server has failed."""
+"""Seconds of continuous throttling after which the connection fails."""
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 class MessageRefused(Exception):
-    """A message exceeds a limit. The message is a sentence without a subject."""
+    """A message exceeds a limit. The exception's text is a sentence without its subject."""
 
 
 def check_values(data: bytes, most: int = VALUES_AT_MOST) -> None:
@@ -59,7 +59,7 @@ class RateLimit:
         self.throttled_messages = 0
 
     async def admit(self) -> None:
-        """Waits until the next message may be handled. Raises ServiceFailed if the server has been too fast for too
+        """Waits until the next message may be handled. Raises ServiceFailed if the server has exceeded the rate for too
         long."""
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -75,14 +75,15 @@ class RateLimit:
         self._throttled += pause
         if self._throttled > self._patience:
             raise ServiceFailed(
-                f"It sent more than {self._per_second:g} messages per second for {self._patience:g} s.", "crashed"
+                f"The server sent more than {self._per_second:g} messages per second for {self._patience:g} s.",
+                "crashed",
             )
         await asyncio.sleep(pause)
 
 
 class ValueCount:
-    """Counts the JSON values of a body that arrives in pieces. With `events`, each event of a stream is counted by
-    itself."""
+    """Counts the JSON values of a body that arrives in pieces. If `events` is true, each event of a stream is counted
+    separately."""
 
     def __init__(self, *, events: bool, most: int = VALUES_AT_MOST) -> None:
         self._events = events
@@ -93,7 +94,7 @@ class ValueCount:
         self._end = b""
 
     def add(self, data: bytes) -> int:
-        """Counts a piece. Returns the number of events that end in it. Raises MessageRefused."""
+        """Counts the values in a piece. Returns the number of events that end in this piece. Raises MessageRefused."""
         if not self._events:
             self._add(data)
             return 0

@@ -1,8 +1,9 @@
-"""The results of a server's tools, as the model sees them.
+"""Conversion of the results of a server's tools to what the model sees.
 
-Text is cleaned of invisible characters and follows the limits of all tools: a long one goes to the spool. Images,
-sounds and documents are prepared like those of a file, and reach the model as media. What cannot be shown is named.
-Structured content is shown as JSON unless the text says the same. Cleaning long text yields to others now and then.
+Invisible characters are removed from text, and the limits for all tools apply: long text goes to the spool. Images,
+audio and documents are prepared like files and reach the model as media. Content that cannot be shown is mentioned by
+name. Structured content is shown as JSON unless the text repeats it. While a long text is cleaned, the event loop
+regularly runs other tasks.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from tidegate.tools import Result, ToolContext
 from tidegate.values import Media
 
 MEDIA_AT_MOST = 20
-"""Images, sounds and documents of one result."""
+"""Maximum number of images, audio clips and documents in one result."""
 
 _PIECE = 64 * 1024  # characters that are cleaned at once
 
@@ -29,7 +30,7 @@ _NO_CONTENT = "[no content]"
 
 
 async def converted(ctx: ToolContext, name: str, result: types.CallToolResult) -> Result:
-    """Converts the result of the tool `name`."""
+    """Converts a result of the tool called `name`."""
     text, media = await _blocks(ctx, name, result.content)
     structured = result.structured_content
     if structured is not None and not _repeats(result.content, structured):
@@ -85,7 +86,8 @@ async def _blocks(ctx: ToolContext, name: str, blocks: Sequence[Any]) -> tuple[s
 
 
 def _repeats(blocks: Sequence[Any], structured: Any) -> bool:
-    """True if a text of the result is the structured content as JSON, which servers send for older clients."""
+    """True if the result's text is the structured content as JSON, which servers send for the benefit of older
+    clients."""
     texts = [block.text for block in blocks if isinstance(block, types.TextContent)]
     if len(texts) != 1:
         return bool(texts) and _is_text(structured, texts)

@@ -1,9 +1,10 @@
-"""One running server: its supervisor, its connection, and the requests of tools.
+"""One running server: its supervisor, its connection, and the requests that tools make.
 
-It starts when it is needed, or with the gateway. A request waits for a server that is not ready up to `list_timeout`;
-while a server keeps failing, only one request in `RETRY_SECONDS` tries again, and the others fail at once with the
-reason. One time limit covers the wait, the call and at most one repetition. A request is repeated only if it was not
-sent or the tool may be repeated. A request that takes too long is cancelled, and the connection stays.
+A server starts when it is first needed, or with the gateway. If a server is not ready, a request waits for up to
+`list_timeout`. While a server keeps failing, only one request every `RETRY_SECONDS` tries to start it, and all others
+fail immediately with the reason. One time limit covers the wait, the call and at most one retry. A request is retried
+only if it was not sent or if the tool is repeatable. A request that takes too long is cancelled, but the connection
+stays open.
 
 The modules that need the SDK are imported with the first connection, in a thread.
 """
@@ -35,19 +36,19 @@ T = TypeVar("T")
 log = Log(__name__)
 
 RETRY_SECONDS = 5.0
-"""Seconds after a failure in which requests fail at once instead of trying to start the server again."""
+"""Number of seconds after a failure during which requests fail immediately instead of trying to start the server."""
 
 RETRY_PERMANENT_SECONDS = 60.0
-"""The same for failures that another attempt does not repair, such as a missing authorisation."""
+"""The same for failures that another attempt cannot fix, such as missing authorisation."""
 
 _NOTICE_SECONDS = 0.02
 
 STOP_SECONDS = 15.0
-"""Time limit for the stop of one server. Its processes are killed well before it."""
+"""Time limit for stopping one server. Its processes are killed well before this limit."""
 
 
 class Transports(Protocol):
-    """Opens transports; provided by the owner of the servers."""
+    """The interface for opening transports, provided by the servers' owner."""
 
     def transport(self, scope: Scope, tail: OutputTail) -> AbstractAsyncContextManager[Any]: ...
 
@@ -62,8 +63,8 @@ def policy_of(settings: McpSettings) -> RestartPolicy:
 
 
 class RunningServer:
-    """One server for one holder: for everybody, a conversation or a user. `used` is the time of its last use. The
-    server owns `scope`. `hidden` are secrets that are not shown in its error output."""
+    """One server for one holder: for everybody, a conversation or a user. `used` is the time of the last use. The
+    server owns `scope`. The secrets in `hidden` are removed from the error output."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class RunningServer:
         return getattr(streams, "process", None)
 
     def is_idle(self, seconds: float) -> bool:
-        """True if nothing has used it for so long."""
+        """True if the server has not been used for this many seconds."""
         return not self._active and seconds > 0 and time.monotonic() - self.used >= seconds
 
     async def check_limits(self) -> None:
@@ -144,8 +145,8 @@ class RunningServer:
     # -- lifetime --
 
     async def ready(self, within: float) -> "McpConnection":
-        """Returns the connection. Starts the server, or waits for its start, up to `within` seconds. Raises
-        ServiceFailed."""
+        """Returns the connection. If necessary, starts the server or waits up to `within` seconds until it is ready.
+        Raises ServiceFailed."""
         try:
             with anyio.fail_after(within):
                 while (connection := self.connection) is None:
@@ -157,7 +158,7 @@ class RunningServer:
                 return connection
         except TimeoutError:
             self._failed_at = time.monotonic()
-            raise ServiceFailed(f"It was not ready within {within:g} s.", "start-timeout") from None
+            raise ServiceFailed(f"The server was not ready within {within:g} s.", "start-timeout") from None
 
     async def _start(self) -> None:
         try:
@@ -167,11 +168,11 @@ class RunningServer:
             raise
 
     def _check_pause(self) -> None:
-        """Raises ServiceFailed if the server has just failed."""
+        """Raises ServiceFailed if the server failed so recently that it must not be started again yet."""
         status = self.status
         pause = RETRY_PERMANENT_SECONDS if status.fault == "authorization-required" else RETRY_SECONDS
         if status.state in ("stopped", "failed") and time.monotonic() - self._failed_at < pause:
-            raise ServiceFailed(status.error or "It has failed.", status.fault or "unavailable")
+            raise ServiceFailed(status.error or "The server has failed.", status.fault or "unavailable")
 
     async def restart(self) -> None:
         self._failed_at = -RETRY_PERMANENT_SECONDS
@@ -181,7 +182,7 @@ class RunningServer:
         await self.supervisor.stop(STOP_SECONDS)
 
     async def close(self) -> None:
-        """Stops the server for good."""
+        """Stops the server permanently."""
         try:
             await self.stop()
         finally:
@@ -229,14 +230,14 @@ class RunningServer:
 
 
 class RequestLimit:
-    """The time limit of one request. It does not run while a person is asked."""
+    """The time limit of one request. The time during which a user is being asked does not count."""
 
     def __init__(self, seconds: float) -> None:
         self.scope = anyio.CancelScope(deadline=anyio.current_time() + seconds)
         self.failure: BaseException | None = None
 
     async def paused(self, waiting: Callable[[], Awaitable[T]]) -> T:
-        """Awaits an answer of a person. If that fails, the request ends with the failure, in the task that made it."""
+        """Waits for a user's answer. If that fails, the request fails with the same error, in the task that made it."""
         left = self.scope.deadline - anyio.current_time()
         self.scope.deadline = float("inf")
         try:
@@ -256,5 +257,5 @@ def _bounded(text: str) -> str:
 
 
 def without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments without null values, which models send for arguments that they leave out."""
+    """Returns the arguments without null values, which models send in place of omitted arguments."""
     return {name: value for name, value in arguments.items() if value is not None}

@@ -1,7 +1,7 @@
-"""The tools of servers, as agents call them.
+"""The servers' tools, as agents call them.
 
-A tool finds its server when it is called, so a conversation keeps working with a server that was restarted or changed.
-A tool that has vanished, or that no longer claims to only read, answers with an error that says what to do.
+A tool looks up its server for each call, so conversations keep working when a server is restarted or reconfigured. If a
+tool has been removed or is no longer marked as read-only, the call returns an error that says what to do.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ LIST_RESOURCES, READ_RESOURCE = "list_resources", "read_resource"
 
 PROGRESS_CHARACTERS = 200
 PROMPT_CHARACTERS = 100_000
-"""Characters of one message of a prompt."""
+"""Maximum number of characters in one message of a prompt."""
 
 UNKNOWN_EFFECT = "Its effect is unknown; check it before you repeat the call."
 
@@ -51,7 +51,7 @@ def server_tool(servers: "McpServers", server: "ConfiguredServer", listed: Liste
 
 
 def resource_tools(servers: "McpServers", server: "ConfiguredServer") -> tuple[Tool, Tool]:
-    """Returns the tools with which an agent finds and reads the resources of a server."""
+    """Returns the tools for finding and reading a server's resources."""
 
     async def list_them(ctx: ToolContext, text: str) -> str | Result:
         cursor = _arguments(LIST_RESOURCES, text).get("cursor")
@@ -95,7 +95,7 @@ def resource_tools(servers: "McpServers", server: "ConfiguredServer") -> tuple[T
 
 
 def vanished_tool(name: str) -> Tool:
-    """Returns the tool of a conversation whose server, or whose agent, no longer offers it."""
+    """Returns a stand-in for a tool that a conversation still has but that its server or its agent no longer offers."""
 
     async def run(ctx: ToolContext, text: str) -> str:
         raise ToolFailed(_gone(name))
@@ -117,8 +117,8 @@ def _gone(name: str) -> str:
 
 
 def _effect(server: "ConfiguredServer") -> Effect:
-    """Returns what a call may affect: anything on this machine only if the server runs here without a sandbox, unless
-    its calls need no approval."""
+    """Returns the effect of the server's tools: `execute` if the server runs on this machine without a sandbox and its
+    calls may need approval, otherwise `network`."""
     settings = server.settings
     is_here = bool(settings.command) and not settings.sandbox and settings.approve != "never"
     return "execute" if is_here else "network"
@@ -135,7 +135,7 @@ def _arguments(name: str, text: str) -> dict[str, Any]:
 
 
 class Asker:
-    """Asks the person of a call the server's questions, and shows them the progress."""
+    """Passes the server's questions and progress to the user on whose behalf the call was made."""
 
     def __init__(self, ctx: ToolContext, server: str, limit: RequestLimit) -> None:
         self._ctx = ctx
@@ -169,7 +169,7 @@ async def _call(servers: "McpServers", listed: ListedTool, ctx: ToolContext, tex
         raise ToolFailed(_gone(listed.exposed))
     if listed.read_only and not current.read_only:
         raise ToolFailed(
-            f"The server says that {listed.exposed!r} no longer only reads, so it was not called. /reload gives this "
+            f"The server says that {listed.exposed!r} is no longer read-only, so it was not called. /reload gives this "
             "conversation the current tools."
         )
     running = servers.of_holder(server, session=ctx.session, principal=ctx.principal)
@@ -228,7 +228,7 @@ async def _read_resource(servers: "McpServers", name: str, ctx: ToolContext, uri
 
 
 class Nobody:
-    """The caller of a request for which nobody can be asked."""
+    """The requester for requests during which no user can be asked."""
 
     async def answer(self, params: "ElicitRequestParams") -> "ElicitResult":
         import mcp_types
@@ -240,7 +240,7 @@ class Nobody:
 
 
 async def prompt_text(running: RunningServer, server: str, prompt: str, arguments: Mapping[str, str]) -> str:
-    """Returns a prompt as one text, for a message of the user."""
+    """Returns a prompt as a single text for a user message."""
     found = await running.request(
         lambda connection, _: connection.get_prompt(prompt, arguments, Nobody()), f"{server}.{prompt}", repeatable=True
     )

@@ -1,12 +1,14 @@
 """All configured servers of the gateway, and what agents see of them.
 
-The last listing of each server is stored, so a conversation begins with its tools even while the server is down; only a
-server that was never listed is waited for, up to its `list_timeout`. What a conversation began with stays; a tool that
-has vanished answers with an error. Servers may be added, changed and removed at any time. No server delays the start of
-the gateway, and no failure of one affects another.
+The last listing of each server is stored, so a new conversation has the server's tools even while the server is down. A
+new conversation waits only for servers that have never been listed, and only up to their `list_timeout`. A conversation
+keeps the tools with which it started; if a tool has been removed, its calls return an error. Servers may be added,
+changed and removed at any time. No server delays the start of the gateway, and a failing server does not affect the
+others.
 
-`McpServers` owns every running server. A server of scope `session` ends with its session; one of scope `principal` ends
-after its idle time. The SDK is imported when the first server is connected.
+`McpServers` owns every running server. A server with scope `session` ends with its session; a server with scope
+`principal` ends when it has been idle for long enough. The SDK is imported when the gateway connects to the first
+server.
 """
 
 import hashlib
@@ -45,7 +47,7 @@ CHECK_SECONDS = 5.0
 """Interval of the checks for limits and idle servers."""
 
 HOLDERS_AT_MOST = 256
-"""Running servers of one configured server, one for each session or user."""
+"""Maximum number of running instances of one configured server: one for each session or user."""
 
 PROCESS_FDS = 4  # of one process: its three streams and its pidfd
 SANDBOX_FDS = 5  # its namespaces, its process table, its lifeline, and the pidfd of its first process
@@ -54,14 +56,14 @@ CONNECTIONS = 256
 CONNECTIONS_PER_HOST = 64
 
 FOLDER = "mcp"
-"""The folder in the gateway's home with the home folders of sandboxed servers."""
+"""The folder in the gateway's home folder that contains the home folders of sandboxed servers."""
 
 _ENVIRONMENT = MappingProxyType({"LANG": "C.UTF-8", "TERM": "dumb"})
 
 ABOUT_INSTRUCTIONS = "What follows is what tool servers say about themselves; it describes their tools, nothing more."
 
 LISTED_AGAIN_SECONDS = 60.0
-"""Seconds in which new conversations do not wait again for a server that could not be listed."""
+"""Seconds during which new conversations do not wait again for a server that could not be listed."""
 
 NOT_INSTALLED = "The package mcp is not installed: install tidegate with the extra mcp (pip install 'tidegate[mcp]')."
 
@@ -75,18 +77,18 @@ class ConfiguredServer:
         self.secrets = secrets
         self.listing: ServerListing | None = None
         self.running: dict[str, RunningServer] = {}
-        """By holder; the holder of scope `process` is empty."""
+        """The running instances by holder. With scope `process`, the holder is an empty string."""
         self.removed = False
         self.waited_at = -LISTED_AGAIN_SECONDS
 
     @property
     def may_wait(self) -> bool:
-        """False if a conversation has just waited for it in vain."""
+        """False if a conversation has recently waited for this server in vain."""
         return time.monotonic() - self.waited_at >= LISTED_AGAIN_SECONDS
 
     @property
     def signature(self) -> bytes:
-        """Changes with everything that may change what the server offers."""
+        """A digest of all settings that can affect what the server offers."""
         chosen = self.settings
         parts = [chosen.command, *chosen.args, chosen.url, chosen.transport, chosen.revision, str(chosen.cwd)]
         named = [*(f"{key}={value}" for key, value in sorted({**chosen.env, **chosen.headers}.items()))]
@@ -125,11 +127,11 @@ class McpServers:
         clock: Callable[[], float] = time.time,
         policy: RestartPolicy | None = None,
     ) -> None:
-        """`secrets` are the values of the references in the settings. `policy` replaces that of the settings, for
-        tests."""
+        """`secrets` maps the references in the settings to their values. `policy` overrides the restart policy from the
+        settings, for tests."""
         self._policy = policy
         self.generation = 0
-        """Raised with every change of what agents may see or do."""
+        """Incremented with every change to what agents can see or do."""
         self._scope = scope.child("tool servers", close_within=STOP_SECONDS + 5)
         # Of its own, since a scope closes its children one after another.
         self._running_servers = Scope("running tool servers", close_within=STOP_SECONDS, on_error=_task_failed)
@@ -178,7 +180,7 @@ class McpServers:
                 self._scope.start(self._try, server, name=f"start of {server.name}")
 
     async def _try(self, server: ConfiguredServer) -> None:
-        """Starts a server. Its supervisor does not repeat a first attempt that failed, so this does."""
+        """Starts a server, with several attempts, because its supervisor does not retry a failed first attempt."""
         policy = self._running(server, "").supervisor.policy
         for attempt in range(1, policy.attempts + 1):
             try:
@@ -196,7 +198,8 @@ class McpServers:
                 return
 
     async def apply(self, config: Mapping[str, McpSettings], secrets: Mapping[str, Secret]) -> dict[str, list[str]]:
-        """Adds, changes and removes servers, so that these are configured. Returns the names by what was done."""
+        """Adds, changes and removes servers to match the configuration. Returns the names of the servers added, changed
+        and removed."""
         wanted = {name: (settings, own_secrets(settings, secrets)) for name, settings in config.items()}
         gone = [server for name, server in self._servers.items() if name not in wanted]
         changed = [
@@ -236,7 +239,7 @@ class McpServers:
             await to_thread.run_sync(_remove_folder, self._root / folder_name(server.name, holder))
 
     async def check(self) -> None:
-        """Ends what exceeds its limits, and stops idle servers."""
+        """Ends servers that exceed their limits, and stops idle servers."""
         idle: list[RunningServer] = []
         unused: list[RunningServer] = []
         for server in tuple(self._servers.values()):
@@ -262,7 +265,7 @@ class McpServers:
                 log.error("a tool server could not be stopped", error=str(failure))
 
     async def _close(self, running: Iterable[RunningServer]) -> None:
-        """Stops these servers for good."""
+        """Stops these servers permanently."""
 
         async def close(each: RunningServer) -> None:
             try:
@@ -273,7 +276,7 @@ class McpServers:
         await gather([close(each) for each in running])
 
     async def _stop_all(self) -> None:
-        """Stops all servers concurrently, with one time limit."""
+        """Stops all servers concurrently, within one time limit for all of them."""
         supervisors: list[Supervisor] = [
             running.supervisor for server in self._servers.values() for running in server.running.values()
         ]
@@ -288,7 +291,7 @@ class McpServers:
         if (known := server.running.get(holder)) is not None:
             return known
         if len(server.running) >= HOLDERS_AT_MOST:
-            raise ToolFailed(f"The server {server.name!r} already runs {HOLDERS_AT_MOST} times.")
+            raise ToolFailed(f"{HOLDERS_AT_MOST} instances of the server {server.name!r} are already running.")
         name = server.name if not holder else f"{server.name}@{holder}"
         running = server.running[holder] = RunningServer(
             name,
@@ -369,8 +372,8 @@ class McpServers:
         return True  # servers may be added at any time
 
     async def part(self, agent: str, principal: str) -> str:
-        """Returns the instructions of the servers of an agent, as a part of the prompt. Waits for servers that were
-        never listed."""
+        """Returns the instructions of an agent's servers as a part of the prompt. Waits for servers that have never
+        been listed."""
         await self.prepare(agent, principal)
         if (known := self._instructions.get(agent)) is not None:
             return known
@@ -384,7 +387,7 @@ class McpServers:
         return text
 
     async def prepare(self, agent: str, principal: str) -> None:
-        """Waits until every server of the agent has been listed once, or has had its time."""
+        """Waits until every server of the agent has been listed at least once or has reached its time limit."""
         missing = [
             server for server in self._ordered() if server.listing is None and server.serves(agent) and server.may_wait
         ]
@@ -407,14 +410,14 @@ class McpServers:
                 log.warning("a tool server is not available", server=server.name, error=str(error))
 
     def toolset(self, agent: str, base: Toolset) -> Toolset:
-        """Returns the tools of a conversation of this agent that begins now."""
+        """Returns the tools for a new conversation with this agent."""
         key = (agent, base.digest)
         if (known := self._composed.get(key)) is None:
             known = self._composed[key] = self._compose(agent, base, self._offered(agent))
         return known
 
     def frozen_toolset(self, agent: str, base: Toolset, names: Iterable[str]) -> Toolset:
-        """Returns the tools with which a conversation began. Those of servers that have vanished answer with an
+        """Returns the tools with which a conversation started. Calls to tools that have since been removed return an
         error."""
         offered = {tool.name: tool for tool in self._offered(agent)}
         wanted = [name for name in names if BETWEEN in name and base.get(name) is None]
@@ -453,7 +456,7 @@ class McpServers:
         return vanished_tool(name)
 
     def prompts(self, agent: str) -> list[tuple[str, ListedPrompt]]:
-        """Returns the prompts of the servers of an agent, each with the server's name."""
+        """Returns the prompts of an agent's servers, each with the server's name."""
         return [
             (server.name, prompt)
             for server in self._ordered()
@@ -486,12 +489,12 @@ class McpServers:
         return self._servers.get(name)
 
     def of_holder(self, server: ConfiguredServer, *, session: str, principal: str) -> RunningServer:
-        """Returns the running server for a conversation. It may not be started yet."""
+        """Returns the server instance for a conversation. The instance may not have been started yet."""
         holders = {"process": "", "session": session, "principal": principal}
         return self._running(server, holders[server.settings.scope])
 
     async def test(self, name: str) -> ServerListing:
-        """Connects to a server, unless it is connected, and returns what it offers. Raises ServiceFailed."""
+        """Connects to a server if necessary, and returns what the server offers. Raises ServiceFailed."""
         server = self._named(name)
         running = self._running(server, "")
         await running.ready(server.settings.start_timeout)
@@ -499,12 +502,12 @@ class McpServers:
         return server.listing
 
     async def restart(self, name: str) -> None:
-        """Restarts a server, for everybody who uses it."""
+        """Restarts all running instances of a server."""
         server = self._named(name)
         await gather([running.restart() for running in tuple(server.running.values()) or (self._running(server, ""),)])
 
     def logs(self, name: str) -> dict[str, list[str]]:
-        """Returns the newest lines of the error output of a server, by running server."""
+        """Returns the latest lines of a server's error output, by running instance."""
         return {running.name: list(running.tail.lines) for running in self._named(name).running.values()}
 
     def _named(self, name: str) -> ConfiguredServer:
@@ -516,7 +519,7 @@ class McpServers:
     # -- for status and metrics --
 
     def measure(self) -> Iterator[tuple[str, Holding]]:
-        """Yields what the processes of servers hold, for the ledger."""
+        """Yields the resources held by the servers' processes, for the ledger."""
         for server in self._servers.values():
             for holder, running in server.running.items():
                 if running.process is not None:

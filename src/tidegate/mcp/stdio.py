@@ -1,11 +1,12 @@
-"""Messages to and from a server over the standard streams of its process, one JSON line each.
+"""Messages to and from a server over the standard streams of its process, each as one line of JSON.
 
-`StdioStreams` gives the SDK its two streams without tasks or buffers between: the SDK's loop pulls lines directly from
-the pipe, and a request is written by the task that makes it. So a server that is not read stops writing, and a caller
-knows whether its request was written. A line that exceeds a limit is skipped, and fails only the call that it answers;
-if it answers none, the connection fails. Lines that are not messages are kept with the error output.
+`StdioStreams` provides the SDK's two streams without tasks or buffers in between: the SDK's loop reads lines directly
+from the pipe, and each request is written by the task that makes it. A server whose output is not read therefore has to
+stop writing, and a caller knows whether its request was written. If a line exceeds a limit, the line is skipped and
+only the call that it answers fails; if the line does not answer a call, the connection fails. Lines that are not
+messages are kept together with the error output.
 
-The error output is read at all times; the newest part of it is kept in an `OutputTail`.
+The error output is read continuously, and its latest part is kept in an `OutputTail`.
 """
 
 import asyncio
@@ -25,19 +26,19 @@ from tidegate.mcp.tail import OutputTail
 from tidegate.workspaces.server_process import ServerProcess
 
 SKIPPED_FACTOR = 64
-"""A line is skipped up to this multiple of the limit; then the connection fails."""
+"""An overlong line is skipped up to this multiple of the limit; beyond it, the connection fails."""
 
 _ENDS_BYTES = 512  # of a line that is too long, at each end, where its id is found
 _ID = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 
 
 class StdioStreams:
-    """Both streams of one process, as the SDK uses them. `ended` is done when the last line has been read, with the
-    failure if there is one."""
+    """Both streams of one process, as the SDK uses them. `ended` is done when the last line has been read; its result
+    is the failure, if any."""
 
     def __init__(self, process: ServerProcess, tail: OutputTail, *, message_bytes: int, rate: RateLimit) -> None:
         self.assumes_complete = False
-        """True for a server of the newer revision: its results may omit that they are complete."""
+        """True for a server that uses the newer protocol, whose results may omit the mark that they are complete."""
         self._process = process
         self._tail = tail
         self._limit = message_bytes
@@ -120,7 +121,7 @@ class StdioStreams:
             self._parts, self._size = [each], len(each)
 
     async def _skip(self) -> None:
-        """Skips a line that is too long. An error takes its place if it answers a request."""
+        """Skips a line that is too long. If the line answers a request, an error takes the place of the answer."""
         whole = b"".join(self._parts)
         head, tail = whole[:_ENDS_BYTES], whole[-_ENDS_BYTES:]
         del whole
@@ -128,21 +129,24 @@ class StdioStreams:
         while True:
             data = await self._process.read()
             if not data:
-                raise ServiceFailed(f"It ended within a message of more than {size:,} bytes.", "crashed")
+                raise ServiceFailed(
+                    f"The server ended in the middle of a message of more than {size:,} bytes.", "crashed"
+                )
             last, found, rest = data.partition(b"\n")
             size += len(last)
             tail = (tail + last)[-_ENDS_BYTES:]
             if found:
                 break
             if size > SKIPPED_FACTOR * self._limit:
-                raise ServiceFailed(f"It sent a message of more than {size:,} bytes.", "crashed")
+                raise ServiceFailed(f"The server sent a message of more than {size:,} bytes.", "crashed")
         why = f"The server's message has {size:,} bytes; the limit is {self._limit:,} (message_bytes)."
         replaced = self._refused(head + b"\n" + tail, why)
         self._lines.append(replaced.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
         self._add(rest)
 
     def _refused(self, line: bytes, why: str) -> SessionMessage:
-        """Returns an error for the request that a refused line answers. Raises ServiceFailed if it answers none."""
+        """Returns an error for the request that a refused line answers. Raises ServiceFailed if the line does not
+        answer a request."""
         found = _ID.search(line[:_ENDS_BYTES]) or _ID.search(line[-_ENDS_BYTES:])
         if found is None:
             raise ServiceFailed(why, "crashed")
@@ -157,7 +161,7 @@ class StdioStreams:
     # -- writing --
 
     async def send(self, item: SessionMessage) -> None:
-        """Writes a message. Raises NotSent for a request that was not written, as the server never sees it."""
+        """Writes a message. Raises NotSent if a request was not written, in which case the server never sees it."""
         is_request = isinstance(item.message, JSONRPCRequest)
         data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
         try:
@@ -187,7 +191,7 @@ class StdioStreams:
 
 
 def complete(item: SessionMessage | Exception) -> None:
-    """Marks a result without a type as complete, which the SDK requires and servers may omit."""
+    """Marks a result without a type as complete. The SDK requires this mark, but servers may omit it."""
     if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
         item.message.result.setdefault("resultType", "complete")
 
@@ -200,7 +204,7 @@ async def keep_tail(process: ServerProcess, tail: OutputTail) -> None:
 
 
 def ended_by(code: int, process: ServerProcess, tail: OutputTail) -> ServiceFailed | None:
-    """Returns the failure of a process that has ended by itself with this code; None if it succeeded."""
+    """Returns the failure of a process that exited with this code, or None if the process succeeded."""
     if process.close_reason:
         return ServiceFailed(process.close_reason, "crashed")
     if code == 0:

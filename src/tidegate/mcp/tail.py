@@ -1,4 +1,4 @@
-"""The newest lines of an output."""
+"""The latest lines of a program's output."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from tidegate.safe_text import strip_controls
 
 TAIL_BYTES = 16 * 1024
-"""Bytes of a server's error output that are kept."""
+"""Number of bytes of a server's error output that are kept."""
 
 TAIL_LINE_BYTES = 1000
 
@@ -14,10 +14,10 @@ HIDDEN = "[secret]"
 
 
 class OutputTail:
-    """The newest lines of an output, without control characters."""
+    """The latest lines of an output, without control characters."""
 
     def __init__(self, most: int = TAIL_BYTES, hidden: Iterable[str] = ()) -> None:
-        """The texts in `hidden` are replaced, since they are secrets."""
+        """The texts in `hidden` are secrets, and are replaced in the output."""
         self._hidden = tuple(text for text in hidden if text)
         self._most = most
         self._lines: deque[str] = deque(maxlen=max(1, most // 16))
@@ -26,7 +26,7 @@ class OutputTail:
         self._skips = False
 
     def add(self, data: bytes) -> None:
-        """Adds a piece of output. Only its end is examined."""
+        """Adds a piece of output. Only the end of the piece is examined."""
         if len(data) > self._most:
             self._rest, data = b"", data[-self._most :]
         *lines, rest = (self._rest + data).split(b"\n")

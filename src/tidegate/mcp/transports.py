@@ -1,7 +1,7 @@
-"""How a connection reaches its server: a process with standard streams, or HTTP.
+"""The transports by which a connection reaches its server: the standard streams of a process, or HTTP.
 
-Entering a transport opens it; leaving it closes everything that belongs to it. The transport of a process ends when the
-process ends, even if another process still holds its output open.
+Entering a transport opens it; leaving it closes everything that belongs to it. A process's transport ends when the
+process ends, even if another process still has the output open.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from tidegate.security import Secret
 from tidegate.workspaces.server_process import ProcessSpec, ServerProcess, ServerProcesses
 
 DRAIN_SECONDS = 0.5
-"""Seconds to read the rest of the output of a process that has ended."""
+"""Time limit for reading the rest of the output after a process has ended."""
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 24 * 3600.0
-"""Time limit for silence on a stream of events, which may be silent for long. Calls have their own time limit."""
+"""Time limit for silence on an event stream, which may be silent for a long time. Calls have their own time limit."""
 
 
 class StdioTransport(AbstractAsyncContextManager["StdioTransport"]):
@@ -95,7 +95,7 @@ class StdioTransport(AbstractAsyncContextManager["StdioTransport"]):
 
 
 class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
-    """A server at an address. `secrets` are the values of references in the headers."""
+    """HTTP to a remote server. Values in `headers` may be secrets."""
 
     tail = None
     process = None
@@ -129,7 +129,7 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
         await self._stack.__aexit__(kind, error, trace)
 
     def _client(self, *_: Any, **__: Any) -> httpx2.AsyncClient:
-        """Returns a client whose requests we send. What the SDK says about headers and timeouts is ours to decide."""
+        """Returns a client whose requests the gateway sends itself. The SDK's own headers and timeouts are ignored."""
         return httpx2.AsyncClient(transport=self._requests, timeout=None, trust_env=False)
 
     def _lose(self, error: ServiceFailed) -> None:
@@ -185,15 +185,15 @@ class _Noticed:
 
 
 class LimitedRequests(httpx2.AsyncBaseTransport):
-    """Sends the SDK's requests through the gateway's HTTP client: with its proxies, its certificate authorities and our
-    limits. Redirects are left to the SDK, which follows them only to the same origin.
+    """Sends the SDK's requests through the gateway's HTTP client: with its proxies, its certificate authorities and the
+    limits for MCP. Redirects are left to the SDK, which follows them only to the same origin.
 
-    A request that was not sent, or whose connection broke, becomes an error response, so that it fails alone.
+    If a request was not sent or its connection broke, the SDK gets an error response, so that only this request fails.
     """
 
     def __init__(self, clients: HttpClient, headers: dict[str, Secret | str], message_bytes: int) -> None:
         self.refused: ServiceFailed | None = None
-        """Set when the server demanded an authorisation."""
+        """Set when the server has demanded authorisation."""
         self.on_lost: Any = None
         self._clients = clients
         self._headers = headers
@@ -233,11 +233,11 @@ _FRAMING = frozenset({"content-length", "content-encoding", "transfer-encoding",
 
 
 class BodyRefused(httpx2.StreamError):
-    """A body exceeds a limit. The SDK fails the request with it."""
+    """A body exceeds a limit. The SDK then fails the request with this error."""
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of a response within the limits. The limits of a stream of events apply to each event."""
+    """The body of a response, with limits. In an event stream, the limits apply to each event."""
 
     def __init__(self, response: Any, limit: int, rate: RateLimit) -> None:
         self._response = response

@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 TOOLSET = "memory"
 
 CONVERSATIONS = 1024
-"""The conversations for which the gateway knows which notes were offered lately."""
+"""Maximum number of conversations for which the gateway remembers the recently offered notes."""
 OFFERED_AGAIN_AFTER = 20
-"""The messages of a conversation after which a note may be offered again, since the model may not see the earlier
-message any more."""
+"""Number of messages after which a note may be offered again, since the model may no longer see the earlier offer."""
 
 _NUMBERED = re.compile(r"\[(\d{1,15})\]\s*(.*)")
 
@@ -208,7 +207,7 @@ class Memory:
                 raise NotFound(f"There is no agent {agent[:100]!r} that you may use.", code="model_not_found")
             if agent not in self._agents:
                 raise NotFound(
-                    f"The agent {agent!r} has no memory; give it the toolset {TOOLSET!r} in tidegate.toml.",
+                    f"The agent {agent!r} has no memory; give it the {TOOLSET!r} toolset in tidegate.toml.",
                     code="no_memory",
                 )
             return NoteSubject(about="agent", key=agent, name=agent)

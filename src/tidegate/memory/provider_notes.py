@@ -74,7 +74,7 @@ class ProviderNotes:
         return marked("person", lines, 2 * self._settings.prompt_bytes) if lines else ""
 
     async def left_out(self, about: About, whose: str) -> tuple[IndexedNote, ...]:
-        """A provider decides itself what a conversation begins with."""
+        """Returns nothing, since a provider itself decides which notes a conversation starts with."""
         return ()
 
     async def listing(self, about: About, whose: str) -> list[Note]:

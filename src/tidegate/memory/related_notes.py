@@ -1,10 +1,10 @@
-"""Notes that are offered with a message, because they do not fit into the prompt and are about what it says.
+"""Notes offered with a message because they match it but do not fit into the prompt.
 
-Only notes of the person who wrote the message and of the agent that answers are considered. They are ranked as messages
-are in a search (`store/tables/search/ranking.py`): by the words that they share with the message, weighted by their
-rarity among the notes. The number and the size of the notes is bounded. The notes are a message of their own after the
-user's message, accepted in the same transaction, so a turn that is resumed or retried has the same ones. They are
-marked as data, shown as a remark of the gateway, and never found by a search.
+Only notes about the person who wrote the message and about the answering agent's work are considered. The notes are
+ranked like messages in a search (`store/tables/search/ranking.py`): by the words that they share with the message,
+weighted by their rarity among the notes. The number and the total size of the offered notes are bounded. The notes are
+stored as a separate message after the user's message, in the same transaction, so a turn that is resumed or retried has
+the same notes. The message is marked as data, shown as a remark by the gateway, and never found by a search.
 """
 
 import time
@@ -15,10 +15,11 @@ from tidegate.store import About, Db, notes, ranking, search_index
 from tidegate.values import Frozen, Message
 
 OFFERED = 5
-"""The most notes that are offered with one message."""
+"""Maximum number of notes offered with one message."""
 COMMON_SHARE = 0.1
 COMMON_NOTES = 2
-"""A note must share a word that at most this share of the notes, or this many notes, contain."""
+"""A note must share with the message a word that occurs in at most this share of the notes, or in at most this many
+notes."""
 
 
 class IndexedNote(Frozen, frozen=True):

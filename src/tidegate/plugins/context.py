@@ -12,7 +12,7 @@ from tidegate.security import Secret
 
 
 class PluginContext:
-    """The argument of a plug-in's factory. It is valid until the plug-in is stopped.
+    """The argument of a plug-in's factory. The context is valid until the plug-in is stopped.
 
     `settings` is the `[plugins.NAME]` table of the configuration. `folder` is an existing private folder for the
     plug-in's data. `log` writes to the gateway's log under the plug-in's name. Background tasks, context managers and

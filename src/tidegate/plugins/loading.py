@@ -99,12 +99,10 @@ def _declared(use: PluginUse, factories: Iterable[PluginFactory], origin: str) -
                 f"{factory.place}: there is no kind of plug-in {factory.kind!r}; known: {', '.join(KINDS)}"
             )
     if not fitting:
-        raise PluginInvalid(
-            f"{declared[0].place}: this is a plug-in of the kind {declared[0].kind}, not a {kind.title}"
-        )
+        raise PluginInvalid(f"{declared[0].place}: this is a plug-in of kind {declared[0].kind}, not a {kind.title}")
     if len(fitting) > 1:
         raise PluginInvalid(
-            f"{fitting[1].place}: this is a second plug-in {use.name!r} of the kind {use.kind}; the other one is in "
+            f"{fitting[1].place}: this is a second plug-in {use.name!r} of kind {use.kind}; the other one is in "
             f"{fitting[0].place}; keep one"
         )
     factory = fitting[0]

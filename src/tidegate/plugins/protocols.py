@@ -44,7 +44,7 @@ class Draft(Frozen, frozen=True):
 
 @runtime_checkable
 class MemoryProvider(Protocol):
-    """Stores notes. It raises `LookupError` if there is no note with the given number. Users see any other exception as
+    """Stores notes. Raises `LookupError` if there is no note with the given number. Users see any other exception as
     "the memory does not answer"."""
 
     async def part(self, agent: str, principal: str) -> str:

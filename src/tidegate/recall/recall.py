@@ -1,4 +1,4 @@
-"""Recall: the service behind the tools `context_search`, `context_describe` and `context_expand`.
+"""Recall: the service behind the `context_search`, `context_describe` and `context_expand` tools.
 
 The principal and the session are always taken from the call's context. A conversation can look up its own transcript,
 and the transcripts of the same person's other conversations if the agent's `recall` setting allows this. Everything
@@ -81,7 +81,7 @@ class RecallService:
     ) -> str:
         query = query.encode("utf-8", "ignore").decode().strip()
         if not query or len(query) > QUERY_CHARACTERS:
-            raise ToolFailed(f"context_search: query needs 1 to {QUERY_CHARACTERS} characters")
+            raise ToolFailed(f"context_search: query must have 1 to {QUERY_CHARACTERS} characters")
         if everywhere and not self._may_look_everywhere(ctx):
             raise ToolFailed(_NOT_EVERYWHERE)
         page = self._page()

@@ -28,7 +28,7 @@ def when(at: float) -> str:
 
 
 def plain(name: str) -> str:
-    """Returns a name in a form that is safe in a heading. This is necessary because models can make up tool names."""
+    """Returns a name in a form that is safe in a heading, since models can make up tool names."""
     return name if _NAME.fullmatch(name) else "?"
 
 

@@ -1,5 +1,5 @@
 """Search of earlier messages: ranked (also by vectors, if there are any), for all words, with a regular expression or
-with a plug-in index. It is followed by a search of the spooled tool results.
+with a plug-in index. A search of the spooled tool results follows.
 
 Only the requesting principal's visible messages are read; undone messages and messages of the requesting turn are
 excluded. Each stage reads a bounded amount in a bounded time and reports where it stopped. Every hit has a cursor that
@@ -227,7 +227,7 @@ class MessageSearch:
                 request.query, principal=request.principal, session=request.session, limit=limit, after=after
             )
             if len(found.after) > INDEX_AFTER:
-                raise IndexUnanswered("gave an invalid answer")
+                raise IndexUnanswered("returned an invalid answer")
         except IndexUnanswered as error:
             if after or skip:
                 raise ToolFailed(f"The index {index.name!r} {error}; search again without `after`.") from None

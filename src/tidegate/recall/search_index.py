@@ -65,7 +65,7 @@ class PluginIndex:
 
         found = await self._bounded(ask, SECONDS)
         if not isinstance(found, IndexHits):
-            raise IndexUnanswered("gave an invalid answer")
+            raise IndexUnanswered("returned an invalid answer")
         return found
 
     async def _bounded(self, ask: Callable[[], Any], seconds: float) -> Any:
@@ -81,7 +81,7 @@ class PluginIndex:
         finally:
             call.cancel()
         if not done or call.cancelled():
-            raise IndexUnanswered(f"did not answer in {seconds:g} s")
+            raise IndexUnanswered(f"did not answer within {seconds:g} s")
         found = call.result()
         if isinstance(found, Exception):
             log.warning("an index failed", index=self.name, error=f"{type(found).__name__}: {found}")

@@ -25,7 +25,7 @@ def make_key() -> str:
 
 
 def make_code() -> str:
-    """Returns a new one-time code for signing in to the page. Its prefix distinguishes it from a key."""
+    """Returns a new one-time code for signing in to the page. The prefix distinguishes the code from a key."""
     return CODE_PREFIX + _random(KEY_LENGTH)
 
 

@@ -243,9 +243,9 @@ def admit(
     offer: Message | None = None,
     uploads: UploadFolder | None = None,
 ) -> Admission:
-    """Admits a message. With `take`, the engine may start an idle session's turn in this transaction, which saves a
-    second one. `accept` is the engine's method. `offer` contains notes for the model that match the message. `uploads`
-    contains the messages' larger media."""
+    """Admits a message. If `take` is true, the engine may start an idle session's turn in this transaction, which saves
+    a second one. `accept` is the engine's method. `offer` contains notes for the model that match the message.
+    `uploads` contains the messages' larger media."""
     _lock(db, inbound)
     known = _repeated_delivery(db, inbound, now)
     if known is not None:
@@ -402,8 +402,8 @@ def _repeated_delivery(db: Db, inbound: Inbound, now: float) -> Admission | None
 
 def _follow(db: Db, row: ReceiptRow, *, final: bool) -> Admission | None:
     """Returns the turn to which a receipt refers, or None if the message should be admitted again because the turn's
-    outcome calls for a retry. With `final`, the message is not admitted again after a failure: the agent that delegated
-    the task decides what to do next."""
+    outcome calls for a retry. If `final` is true, the message is not admitted again after a failure: the agent that
+    delegated the task decides what to do next."""
     if row.outcome is not None:
         if not final and row.outcome.error is not None and row.outcome.error.retry:
             return None

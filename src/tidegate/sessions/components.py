@@ -170,13 +170,13 @@ def build_components(
 
 
 async def _end_workspace(workspaces: Workspaces, session: SessionRow) -> None:
-    """Closes the session's workspace. This is the workspaces' end hook. It has no effect to commit and may run twice,
+    """Closes the session's workspace, as the workspaces' end hook. The hook has no effect to commit and may run twice,
     since a second run finds nothing left to do."""
     await workspaces.end(session.id)
 
 
 async def _end_servers(servers: McpServers, session: SessionRow) -> None:
-    """Stops the tool servers of the session; the end hook of tool servers. It may run twice."""
+    """Stops the session's tool servers, as their end hook. The hook may run twice."""
     await servers.end_holder(session.id)
 
 

@@ -68,7 +68,7 @@ async def watch(
 
 
 async def _unfollowed(engine: Engine, session: str, followed: TurnLog | None) -> TurnLog | None:
-    """Returns the running turn's log, unless it has already been followed. Its first event says which rows it
+    """Returns the running turn's log, unless it has already been followed. The log's first event says which rows it
     contains."""
     log = engine.follow_session(session)
     if log is None or log is followed:

@@ -211,8 +211,8 @@ class Operations:
         return row
 
     async def _idle_session(self, session: str, principal: Principal) -> SessionRow:
-        """Returns the session if it is idle. This is only an early check; `_check_idle`, in the write transaction, is
-        authoritative."""
+        """Returns the session if it is idle. The check here is only an early one; `_check_idle`, in the write
+        transaction, is authoritative."""
         row = await self._owned(session, principal)
         if not await self._store.read(open_turns.is_idle, session):
             raise _mid_turn()
@@ -295,9 +295,9 @@ def _undo(db: Db, session: str, now: float) -> str:
 
 
 def _close_calls(db: Db, session: str, now: float, *, except_ids: frozenset[str] = frozenset()) -> None:
-    """Closes the tool calls that an undone turn had answered, in a session that no longer has caller tools. This is
-    necessary because the next turn looks for open calls only in sessions that have caller tools. The results belong to
-    the turn that made the calls and are undone with it."""
+    """Closes the tool calls that an undone turn had answered, in a session that no longer has caller tools. Closing
+    them is necessary because the next turn looks for open calls only in sessions that have caller tools. The results
+    belong to the turn that made the calls and are undone with it."""
     row = sessions.get(db, session)
     if row is not None and not row.caller_tools:
         owner = messages.last_turn(db, session)

@@ -39,7 +39,7 @@ class PromptSource(Protocol):
 
     name: str
     needs_tools: bool
-    """True if the part is about a tool. It is left out if the caller's tools replace the agent's."""
+    """True if the part is about a tool. Such a part is left out if the caller's tools replace the agent's."""
 
     def serves(self, agent: str) -> bool:
         """True if this source may have a part for this agent, according to the configuration."""
@@ -74,7 +74,7 @@ class PromptPrefixes:
         )
 
     async def of(self, agent: str, principal: str, extra: str = "", *, own_tools: bool = True) -> NewSession:
-        """Prepares a new session of this agent for this principal. Without `own_tools`, the agent may not use its
+        """Prepares a new session of this agent for this principal. If `own_tools` is false, the agent may not use its
         tools, and the prompt does not mention them."""
         settings = self._config.agents.get(agent)
         if settings is None:

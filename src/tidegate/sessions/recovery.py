@@ -1,9 +1,9 @@
 """Recovery of turns that an earlier process has accepted but not finished.
 
 After `recover`, the engine has every such turn. The attempt that takes a turn decides from its rows whether the turn
-continues or has been given up (`turns.resumption`). The only decision made here is one that does not follow from the
-rows: a one-shot call whose caller was connected to the earlier process is stopped, because it can no longer be
-answered. A task continues when the turn that delegated it asks for it again.
+continues or the gateway has given up on it (`turns.resumption`). The only decision made here is one that does not
+follow from the rows: a one-shot call whose caller was connected to the earlier process is stopped, because it can no
+longer be answered. A task continues when the turn that delegated it asks for it again.
 """
 
 from tidegate.sessions.components import Components

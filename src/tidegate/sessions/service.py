@@ -95,7 +95,7 @@ class Sessions:
         return self._engine.follow(turn)
 
     async def outcome(self, turn: str, principal: Principal | None = None) -> Outcome:
-        """Returns the current outcome of a turn. Its state is queued or running until the turn has ended."""
+        """Returns the current outcome of a turn. The state is queued or running until the turn has ended."""
         found: Outcome | None = await self._store.read(queries.outcome, turn, queries.visible_to(principal))
         if found is None:
             raise NotFound(f"There is no turn {turn}.", code="turn_not_found")
@@ -147,7 +147,7 @@ class Sessions:
         query: str | None = None,
         everyone: bool = False,
     ) -> list[SessionView]:
-        """Returns sessions, newest first. With `everyone`, the owner sees all principals' sessions."""
+        """Returns sessions, newest first. If `everyone` is true, the owner sees all principals' sessions."""
         own = None if everyone and principal.may("configure") else principal.id
         if query:
             mentions = await queries.mentioning(self._store, query, own, ended, limit)

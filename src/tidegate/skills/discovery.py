@@ -186,7 +186,7 @@ def _chosen(candidates: Sequence[_Candidate]) -> tuple[tuple[SkillEntry, ...], l
 
 
 def _same(one: _Candidate, other: _Candidate) -> bool:
-    """True if both are the same file. This is common, since one folder is often a link to the other."""
+    """True if both are the same file, which is common because one folder is often a link to the other."""
     return one.mark is not None and other.mark is not None and one.mark[:2] == other.mark[:2]
 
 

@@ -80,11 +80,11 @@ def read(text: str) -> Skill:
 def _name(fields: dict[str, Any]) -> str:
     name = _text(fields, "name")
     if not name:
-        raise InvalidSkill("its frontmatter has no name; add one that is equal to the folder's name.")
+        raise InvalidSkill("its frontmatter has no name; add one that matches the folder's name.")
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise InvalidSkill(
-            f"its name {_shown(name)} must have at most {LONGEST_NAME} lower-case letters, digits and single hyphens "
-            "between them; rename it and its folder."
+            f"its name {_shown(name)} must consist of at most {LONGEST_NAME} lower-case letters and digits, with "
+            "single hyphens between them; rename it and its folder."
         )
     return name
 

@@ -88,7 +88,7 @@ async def _agent(context: CommandContext) -> str | None:
 def _service(context: CommandContext) -> "Memory":
     if context.service.memory is None:
         raise NotFound(
-            "No agent of this gateway has a memory; add the toolset 'memory' to one in tidegate.toml.", code="no_memory"
+            "No agent of this gateway has a memory; add the 'memory' toolset to one in tidegate.toml.", code="no_memory"
         )
     return context.service.memory
 

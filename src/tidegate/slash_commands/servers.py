@@ -29,7 +29,9 @@ async def prompt(context: CommandContext, words: str) -> CommandReply:
     try:
         name, *pairs = shlex.split(words)
     except ValueError:
-        raise Refused("/prompt SERVER.NAME [ARGUMENT=VALUE …]; /mcp lists the prompts.", code="bad_argument") from None
+        raise Refused(
+            "Use /prompt SERVER.NAME [ARGUMENT=VALUE …]; /mcp lists the prompts.", code="bad_argument"
+        ) from None
     server, _, which = name.partition(".")
     arguments = dict(pair.partition("=")[::2] for pair in pairs)
     session = context.here()

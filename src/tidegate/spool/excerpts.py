@@ -64,8 +64,8 @@ def _notice(left: int, left_lines: int, total: int, total_lines: int, hint: str)
 
 
 def _head(data: bytes, space: int, lines: int) -> bytes:
-    """Returns the longest beginning within both limits. It ends with a complete line unless that would leave more than
-    half of the space unused."""
+    """Returns the longest beginning within both limits. The result ends with a complete line unless that would leave
+    more than half of the space unused."""
     if space <= 0 or lines <= 0:
         return b""
     end = 0
@@ -82,8 +82,8 @@ def _head(data: bytes, space: int, lines: int) -> bytes:
 
 
 def _tail(data: bytes, space: int, lines: int) -> bytes:
-    """Returns the longest end within both limits. It begins with a complete line unless that would leave more than half
-    of the space unused."""
+    """Returns the longest end within both limits. The result begins with a complete line unless that would leave more
+    than half of the space unused."""
     if space <= 0 or lines <= 0:
         return b""
     start = len(data)

@@ -87,7 +87,7 @@ class OutputRecorder:
         if self._entry.lost:
             hint = f"the rest was not stored: {self._entry.lost}"
         else:
-            hint = f"the full text is {self._entry.id}; read it with the tool output"
+            hint = f"the full text is {self._entry.id}; read it with the output tool"
         head, tail = clean(bytes(self._head)), clean(bytes(self._tail))
         return excerpt(head, tail, self.bytes, self.lines, self._max_bytes, self._max_lines, hint=hint)
 

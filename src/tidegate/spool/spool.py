@@ -168,7 +168,7 @@ class Spool:
 
 
 class SessionSpool:
-    """A session's spool for one turn. It owns no resources. It counts the media that had to be stored inside
+    """A session's spool for one turn. The object owns no resources. It counts the media that had to be stored inside
     messages."""
 
     def __init__(self, spool: Spool, session: str, turn: str | None, fence: int | None = None) -> None:

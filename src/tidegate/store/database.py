@@ -152,9 +152,10 @@ class Store:
         return result
 
     async def integrity(self) -> list[str]:
-        """Runs the full check and returns the problems found. It works table by table, so that no snapshot is held for
-        long. If a table cannot be checked in time, this is logged and the table is left out. The problems found stay in
-        `problems` until a later check passes. Checks run one at a time, so that reads always have a connection."""
+        """Runs the full check and returns the problems found. The check works table by table, so that no snapshot is
+        held for long. If a table cannot be checked in time, this is logged and the table is left out. The problems
+        found stay in `problems` until a later check passes. Checks run one at a time, so that reads always have a
+        connection."""
         async with self._checking:
             self._writer.files.touched = False
             found, complete = await self._check()

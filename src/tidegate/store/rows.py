@@ -1,8 +1,8 @@
 """The store's rows as frozen values, and their encoding in columns.
 
-A stored message is read back unchanged, whatever its text contains. Text that has no UTF-8 form (a lone surrogate) is
-refused before it reaches a row. A body is compressed only if it is long and compression saves space. Rows are plain
-values: they own no resources and do not refer to a connection.
+A stored message is read back unchanged, whatever its text contains. Text that cannot be encoded as UTF-8 (a lone
+surrogate) is refused before it reaches a row. A body is compressed only if it is long and compression saves space. Rows
+are plain values: they own no resources and do not refer to a connection.
 """
 
 import zlib
@@ -132,7 +132,7 @@ class TurnRow(Row, frozen=True):
     """Increased whenever the turn is taken. An attempt may write only as long as the fence has not been increased
     again."""
     stopping: StopRequest | None = None
-    """Set if the running turn is to stop. Its attempt reads this at its next commit."""
+    """Set if the running turn is to stop. The turn's attempt reads this value at its next commit."""
 
     @property
     def payer(self) -> str:
@@ -459,11 +459,13 @@ _EMPTY_CALL_BYTES = _encode(_EMPTY_CALL)
 
 
 def encode(value: object) -> bytes:
-    """Encodes a value as JSON. Refuses text that has no UTF-8 form."""
+    """Encodes a value as JSON. Refuses text that cannot be encoded as UTF-8."""
     try:
         return _encode(value)
     except UnicodeEncodeError:
-        raise Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.") from None
+        raise Refused(
+            "The text contains a lone surrogate, which cannot be encoded as UTF-8; send valid Unicode."
+        ) from None
 
 
 def compress(body: bytes) -> tuple[bytes, int]:

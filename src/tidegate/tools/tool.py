@@ -132,7 +132,7 @@ class Tool(Frozen, frozen=True):
 
     @property
     def read_only(self) -> bool:
-        """True if an interrupted call cannot have changed anything. This excludes reading tools that must not be
+        """True if an interrupted call cannot have changed anything, which excludes reading tools that must not be
         repeated, since repeating them may have an effect."""
         return self.effect == "read" and self.repeatable
 
@@ -143,8 +143,8 @@ class Tool(Frozen, frozen=True):
 
     @property
     def fingerprint(self) -> bytes:
-        """A digest of everything that a person who approves calls of this tool relies on. It does not depend on how the
-        schema is formatted."""
+        """A digest of everything that a person who approves calls of this tool relies on. The digest does not depend on
+        how the schema is formatted."""
         schema: Any = bytes(self.definition.parameters)
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             schema = msgspec.json.decode(schema)

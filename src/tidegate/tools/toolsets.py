@@ -36,7 +36,7 @@ class Toolsets:
         return tuple(sorted(self._toolsets))
 
     def adding(self, toolsets: Mapping[str, Toolset]) -> "Toolsets":
-        """Returns a registry that also contains these toolsets. They do not replace built-in toolsets."""
+        """Returns a registry that also contains these toolsets. The toolsets cannot replace built-in ones."""
         implied = builtin_toolsets((OUTPUT_TOOLSET,)) if _has_long_results(toolsets.values()) else {}
         return Toolsets({**implied, **toolsets, **self._toolsets})
 

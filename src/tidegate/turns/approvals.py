@@ -68,8 +68,7 @@ class QuestionView(Frozen, frozen=True, omit_defaults=False):
     for_owner: bool = False
     """True if only the gateway's owner may answer it."""
     scopes: tuple[ScopeChoice, ...] = ()
-    """The scopes with which whoever may answer can approve the action; empty for a question and for a closed
-    request."""
+    """The scopes from which the approver can choose; empty for a question and for a closed request."""
     scope: ApprovalScope = "call"
     """The scope with which it was approved."""
 
@@ -356,7 +355,7 @@ def _open_events(db: Db, session: str, now: float) -> list[QuestionAsked]:
 
 
 def _scopes(db: Db, row: ApprovalRow) -> tuple[ScopeChoice, ...]:
-    """Returns the scopes with which whoever may answer can approve the action."""
+    """Returns the scopes from which the approver can choose."""
     if row.kind != "approval" or row.state != "open":
         return ()
     person = None if row.offer is None else principals.get(db, row.offer.principal)
@@ -393,7 +392,7 @@ def _answer(row: ApprovalRow, text: str) -> str:
     if row.kind == "approval" or row.state != "open":
         return _choice(row.choices, text) or text
     if not text:
-        raise Refused("Give an answer.", code="missing_argument", param="text")
+        raise Refused("The answer is empty.", code="missing_argument", param="text")
     if not row.choices:
         return text
     chosen = _choice(row.choices, text)

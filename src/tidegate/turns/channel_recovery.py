@@ -33,7 +33,7 @@ class Channel(Frozen, frozen=True):
 
     @property
     def retry_advice(self) -> str:
-        """Advice to the sender about a turn that has been given up, phrased as the end of a sentence."""
+        """Advice to the sender about a turn that the gateway has given up on, phrased as the end of a sentence."""
         if self.interactive:
             return "say it again if you still need it"
         return "send the request again, under a new Idempotency-Key if it had one, if its answer is still needed"

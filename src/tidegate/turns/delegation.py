@@ -93,7 +93,7 @@ class Delegation:
         return DELEGATE in settings.tools and bool(settings.delegates)
 
     async def part(self, agent: str, principal: str) -> str:
-        """Returns the list of agents for the prompt. It is frozen when a session starts."""
+        """Returns the list of agents for the prompt. The list is frozen when a session starts."""
         agents = self._config.agents
         lines = [
             f"- {name}: {about}" if (about := agents[name].description) else f"- {name}"

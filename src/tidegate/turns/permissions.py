@@ -202,7 +202,7 @@ class TurnPermissions:
         if self._policy.unanswered == "end":
             raise TurnFailed(
                 "Nobody answered the agent's question within limits.answer_within, so its turn was stopped; say 'go "
-                "on' when you are there to answer.",
+                "on' when you can answer.",
                 code="unanswered",
             )
         return f"Nobody answered in time (limits.answer_within){consequence}."

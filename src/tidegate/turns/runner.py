@@ -269,9 +269,9 @@ class Runner:
         return window_usage(prefix, view, model, self.compaction.marks(model), same, resting)
 
     def signature(self, session: SessionRow, agent: AgentSettings, model: Model) -> bytes:
-        """Returns a digest that is equal for equal settings. It covers the model, endpoint, credential, toolsets and
-        prompt, including the extra prompt. Secrets are included only through the model's digest. The name is included
-        because the same model may be configured under two names, with different prices and retries."""
+        """Returns a digest that is equal for equal settings. The digest covers the model, endpoint, credential,
+        toolsets and prompt, including the extra prompt. Secrets are included only through the model's digest. The name
+        is included because the same model may be configured under two names, with different prices and retries."""
         parts = (
             model.name.encode(),
             model.signature,

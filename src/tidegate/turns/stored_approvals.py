@@ -1,9 +1,10 @@
 """Stored approvals: approvals that were given for a conversation or for all conversations of a person.
 
-A stored approval answers only the question for which it was given. It allows a call if the person, the agent, the tool,
-the tool's definition and the place of the effect are the same, and every reason for asking is one that it was given
-for. So a call that the policy denies is never allowed by it, and a policy that has become stricter asks again. The
-person who gave it must still have the rights for it. Users see and remove their own; the owner sees and removes all.
+A stored approval answers only the question for which it was given. A call is allowed if the person, the agent, the
+tool, the tool's definition and the place of the effect are the same, and the approval was given for every reason to
+ask. A stored approval therefore never allows a call that the policy denies, and a policy that has become stricter asks
+again. The person who gave the approval must still have the rights for it. Users can see and remove their own approvals;
+the owner can see and remove all of them.
 """
 
 from collections.abc import Callable
@@ -34,9 +35,9 @@ LISTED = 200
 
 
 class RuleView(Frozen, frozen=True, omit_defaults=False):
-    """A stored approval. `allows` states in one sentence what it allows. `person` is the user in whose conversations it
-    applies, `conversation` the only one of them, or null. `call` is the only call that it allows, or empty if it allows
-    every call of the tool. `origin` is where the tool comes from."""
+    """A stored approval. `allows` states in one sentence what the approval allows. `person` is the user in whose
+    conversations it applies; if it applies to only one of them, `conversation` is that one, otherwise null. `call` is
+    the only call allowed, or empty if every call of the tool is allowed. `origin` says where the tool comes from."""
 
     id: str
     allows: str
@@ -47,7 +48,7 @@ class RuleView(Frozen, frozen=True, omit_defaults=False):
     origin: str
     call: str
     reasons: tuple[str, ...]
-    """The reasons for asking that it answers."""
+    """The reasons for asking that this approval answers."""
     given_by: str
     given: float
     used: float | None
@@ -87,8 +88,8 @@ class StoredApprovals:
             raise NotFound(f"There is no stored approval {id[:60]!r} that you may remove.", code="rule_not_found")
 
     async def allow(self, turn: Turn, step: str, request: NewApproval) -> bool:
-        """Returns True if a stored approval allows the call of this step. A step that has already asked keeps to its
-        question. Rules that were given for another definition of the tool are deleted."""
+        """Returns True if a stored approval allows the call of this step. If the step has already asked, its question
+        stands. Rules that were given for another definition of the tool are deleted."""
         offer = request.offer
         if offer is None:
             return False
@@ -113,15 +114,15 @@ class StoredApprovals:
 
 
 class _Found(NamedTuple):
-    """The rules that might allow a call, and whether the tool has void ones."""
+    """The rules that might allow a call, and whether the tool has void rules."""
 
     rules: list[ApprovalRuleRow]
     void: bool
 
 
 def choices(offer: RuleOffer | None, person: str, approver: Principal) -> tuple[ScopeChoice, ...]:
-    """Returns the scopes with which the approver can approve a call, and what each allows. `person` is the name of the
-    user in the call's conversation."""
+    """Returns the scopes that the approver can choose for a call, and what each scope allows. `person` is the name of
+    the user in the call's conversation."""
     found = [ScopeChoice(scope="call", allows="Only this call.")]
     if offer is not None:
         found.append(ScopeChoice(scope="conversation", allows=allowed(offer, "conversation", person)))

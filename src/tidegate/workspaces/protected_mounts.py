@@ -2,9 +2,9 @@
 
 Each file in `files.protected_paths` that exists when a sandbox is opened, up to `DEPTH` folders deep, is mounted
 read-only in the sandbox. So are the configuration and hooks of the project's git repository, of its submodules and
-worktrees, and of other repositories down to the same depth. Every folder on the path to a protected file is a mount,
-too, because a folder that merely contains a mount could be renamed and created again. `git commit` works, since
-objects, references and the index stay writable.
+worktrees, and of other repositories down to the same depth. Every parent folder of a protected file is a mount, too,
+because a folder that merely contains a mount could be renamed and created again. `git commit` works, since objects,
+references and the index stay writable.
 
 If a bare repository is created next to `.git`, the sandbox is closed and that repository's `HEAD` is renamed.
 

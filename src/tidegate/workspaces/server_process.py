@@ -1,12 +1,13 @@
-"""Processes of services that the operator configures, such as tool servers: each in a sandbox of its own.
+"""Processes of services that the operator configures, such as tool servers, each in a separate sandbox.
 
-A process sees what a session's commands see: a read-only system, a working folder, its own home folder, and, with
-`network`, public addresses. It never sees the home folder of a user. Without `sandboxed`, it runs with the rights of
-the gateway's user (or, if that is root, of an unprivileged user), and a guardian ends it.
+A process sees what a session's commands see: a read-only system, a working folder, its own home folder and, if
+`network` is true, public addresses. The home folders of users are never visible. If `sandboxed` is false, the process
+runs with the rights of the gateway's user (or, if that is root, of an unprivileged user), and a guardian ends it.
 
-`open_process` owns what it starts until it returns; then the caller does. Closing ends every process of the server,
-including those that left its process group. The kernel or the guardian does the same when the gateway dies, however it
-dies. The folders stay: their home folder is the cache of programs that install themselves, such as `npx` and `uvx`.
+The process belongs to `ServerProcesses.open` until that method returns, and then to the caller. Closing a process ends
+all its descendants as well, including those that left its process group. The kernel or the guardian does the same when
+the gateway dies for any reason. The folders are kept, because the home folder serves as the cache of programs such as
+`npx` and `uvx` that download what they run.
 """
 
 import asyncio
@@ -28,15 +29,15 @@ from tidegate.workspaces.processes.children import Spawner
 from tidegate.workspaces.session_folders import FOLDER_MODE, give
 
 INPUT_CLOSED_SECONDS = 1.0
-"""Seconds that a process may take to exit after its input was closed."""
+"""Seconds that a process has to exit after its input was closed."""
 
 TERMINATED_SECONDS = 1.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
 class ProcessSpec(Frozen, frozen=True):
-    """What to start, and where. `name` is unique among the running processes; its characters are valid in a file name.
-    `folder` is a folder of the user in which the process works; by default, it gets one of its own below `root`."""
+    """What to start, and where. `name` is unique among the running processes and valid as a file name. `folder` is the
+    user's folder in which the process works; by default, the process gets a new folder below `root`."""
 
     name: str
     root: Path
@@ -71,14 +72,14 @@ class ServerProcess:
 
     @property
     def close_reason(self) -> str:
-        """Why the sandbox ended itself; empty if it did not."""
+        """The reason why the sandbox was ended for exceeding a limit, or an empty string."""
         return self._sandbox.close_reason
 
     async def usage(self) -> SandboxUsage:
         return await self._sandbox.load()
 
     async def check_limits(self) -> SandboxUsage:
-        """Returns the usage. Ends everything if it exceeds a limit that the kernel does not enforce."""
+        """Returns the usage. Ends all processes if the usage exceeds a limit that the kernel does not enforce."""
         used = await self._sandbox.load()
         for name, value in (("memory_bytes", used.memory_bytes), ("processes", used.processes)):
             limit = getattr(self._limits, name)
@@ -89,7 +90,7 @@ class ServerProcess:
         return used
 
     async def close(self) -> None:
-        """Closes the input, then terminates and kills everything that is left. Closes the streams."""
+        """Closes the input, terminates and then kills the remaining processes, and closes the streams."""
         with CancelScope(shield=True):
             try:
                 with contextlib.suppress(TimeoutError):
@@ -112,7 +113,7 @@ class ServerProcesses:
         self._choosing: dict[bool, SingleFlight[Backend]] = {}  # lint: allow there are two
 
     async def open(self, spec: ProcessSpec) -> ServerProcess:
-        """Starts a process. Raises ToolFailed with the reason if that is not possible."""
+        """Starts a process. Raises ToolFailed with the reason if the process cannot be started."""
         backend = await self._backend(spec.sandboxed)
         sandbox_spec = await to_thread.run_sync(self._prepare, spec)
         sandbox = await backend.open(sandbox_spec)
@@ -147,7 +148,9 @@ class ServerProcesses:
 
             backend = LocalBackend(self._spawner, self._groups)
         if (why := await backend.check()) is not None:
-            raise ToolFailed(f"{why} Or let it run without a sandbox, with sandbox = false." if sandboxed else why)
+            raise ToolFailed(
+                f"{why} Or set sandbox = false to run the program without a sandbox." if sandboxed else why
+            )
         return backend
 
     def _prepare(self, spec: ProcessSpec) -> SandboxSpec:
@@ -183,5 +186,5 @@ class ServerProcesses:
                     folder.mkdir(mode=FOLDER_MODE)
                     give(folder, user)
         except OSError as error:
-            raise ToolFailed(f"Its folder cannot be created ({error.strerror}).") from None
+            raise ToolFailed(f"The program's folder cannot be created ({error.strerror}).") from None
         return made

@@ -85,7 +85,7 @@ class Workspace:
     # -- commands --
 
     async def run(self, command: str, *, timeout: float, sink: Sink, pty: bool = False) -> CommandEnd:
-        """Runs a command in the session's shell. Its output is streamed to `sink`."""
+        """Runs a command in the session's shell. The output is streamed to `sink`."""
         text = _checked(command)
         async with self._owner.use_sandbox(self.session, self.agent) as live_sandbox:
             await live_sandbox.enter()  # before reading the shell, since changing the backend discards the saved one

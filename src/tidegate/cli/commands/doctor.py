@@ -260,8 +260,8 @@ def _protections(home: Path) -> Iterator[Finding]:
 
 
 def _commands(home: Path, holder: Holder | None) -> Finding:
-    """Reports how the limits for commands are enforced. This depends on how the gateway was started, so only a running
-    gateway knows."""
+    """Reports how the limits for commands are enforced. The method depends on how the gateway was started, so only a
+    running gateway knows."""
     if holder is None:
         return Finding("commands", "ok", "start the gateway to see how their limits are enforced.")
     try:

@@ -1,8 +1,8 @@
 """`tidegate mcp`: MCP servers, whose tools agents can use.
 
 `add`, `remove` and `import` change `tidegate.toml` and keep its comments. A changed file is checked before it replaces
-the old one. If a gateway is running, it applies the change at once. Secrets are never written to the file: `import`
-puts those that it finds into files of their own, which only their owner can read.
+the old one. If a gateway is running, it applies the change immediately. Secrets are never written to the file: `import`
+puts the secrets that it finds into separate files, which only their owner can read.
 """
 
 import json
@@ -93,7 +93,7 @@ def add(
     tidegate mcp add docs --url https://mcp.example.org/mcp --token env:DOCS_TOKEN
     """
     if bool(program) == bool(url):
-        raise click.UsageError("Give either a program after -- or --url.")
+        raise click.UsageError("Specify either a program after -- or --url.")
     table: dict[str, Any] = {}
     if program:
         table |= {"command": program[0], "args": list(program[1:])}
@@ -148,7 +148,7 @@ def import_(file: Path, home: Path, as_json: bool) -> None:
     for name, entry in found.items():
         chosen = _short_name(name, {*existing, *tables})
         if chosen in existing:
-            skipped[name] = "there is already a server of this name"
+            skipped[name] = "a server with this name already exists"
             continue
         tables[chosen] = _hide_secrets(chosen, entry, secrets)
     _change(home, tables)
@@ -221,14 +221,14 @@ def read_servers(file: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]
     with file.open("rb") as stream:
         data = stream.read(IMPORT_BYTES + 1)
     if len(data) > IMPORT_BYTES:
-        raise TidegateError(f"{file} has more than {IMPORT_BYTES} bytes; it is no list of servers.")
+        raise TidegateError(f"{file} is larger than {IMPORT_BYTES:,} bytes, so it cannot be a list of servers.")
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         raise TidegateError(f"{file} is not valid JSON.") from None
     servers = document.get("mcpServers", document.get("servers")) if isinstance(document, dict) else None
     if not isinstance(servers, dict):
-        raise TidegateError(f'{file} has no table "mcpServers".')
+        raise TidegateError(f'{file} has no "mcpServers" object.')
     found: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
     for name, entry in servers.items():
@@ -241,7 +241,7 @@ def read_servers(file: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]
 
 def _table_of(entry: Any) -> dict[str, Any]:
     if not isinstance(entry, dict):
-        raise ValueError("its entry is not a table")
+        raise ValueError("its entry is not an object")
     if entry.get("disabled") is True:
         raise ValueError("it is disabled")
     url, program = entry.get("url") or entry.get("serverUrl") or entry.get("httpUrl"), entry.get("command")
@@ -253,9 +253,9 @@ def _table_of(entry: Any) -> dict[str, Any]:
     elif isinstance(program, str):
         texts = {"command": program, "args": entry.get("args"), "env": entry.get("env"), "cwd": entry.get("cwd")}
     else:
-        raise ValueError("it has neither a command nor an address")
+        raise ValueError("it has neither a command nor a URL")
     if re.search(r"\$\{", json.dumps(texts)):
-        raise ValueError("it uses variables (${…}) of the other program")
+        raise ValueError("it uses the other program's variables (${…})")
     return {key: value for key, value in texts.items() if value}
 
 
@@ -336,7 +336,7 @@ def _change(home: Path, tables: Mapping[str, dict[str, Any] | None], *, refuse_e
             del group[name]
             continue
         if refuse_existing and name in group:
-            raise TidegateError(f"There is already a server {name!r}: remove it first, or choose another name.")
+            raise TidegateError(f"A server named {name!r} already exists: remove it first, or choose another name.")
         group[name] = _toml(table)
     if not group:
         del document["mcp"]

@@ -160,7 +160,7 @@ def context(session: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def end(session: str, home: Path, as_json: bool) -> None:
-    """End a conversation for good. Its transcript stays readable until its retention period is over."""
+    """End a conversation permanently. The transcript stays readable until its retention period is over."""
     from tidegate.cli.client import GatewayClient
 
     api = GatewayClient(home)
@@ -320,7 +320,7 @@ def _reload_all(api: Any, as_json: bool) -> None:
 
 
 def _live(api: Any) -> list[str]:
-    """Returns the ids of all live conversations. They are collected before any conversation is changed."""
+    """Returns the ids of all live conversations, collected before any conversation is changed."""
     found: list[str] = []
     before: str | None = None
     while True:

@@ -45,7 +45,8 @@ def settings(home: Path) -> Config:
 
 
 def examine(home: Path, environment: Mapping[str, str], *, keyless: bool = False) -> Ready:
-    """Reads the configuration and everything that it refers to. With `keyless`, a missing secret is not an error."""
+    """Reads the configuration and everything that it refers to. If `keyless` is true, a missing secret is not an
+    error."""
     config = settings(home)
     errors: list[str] = []
     references = _references(config)

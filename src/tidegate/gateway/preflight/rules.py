@@ -1,7 +1,8 @@
 """Checks of the agents' approval rules, run before a gateway starts.
 
 An invalid rule causes an error that names the agent and the fault. A rule that names a tool, argument or channel that
-does not exist can never match. It causes a warning, since whoever wrote it believes that it protects something.
+does not exist can never match. Such a rule is reported with a warning, since its author believes that it protects
+something.
 """
 
 import fnmatch

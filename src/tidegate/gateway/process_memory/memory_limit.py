@@ -1,6 +1,6 @@
 """The process's memory ceiling and the system's memory shortage, as reported by the kernel.
 
-Both are read anew each time, so a limit takes effect when the operator changes it. If no ceiling is configured, it is
+Both are read again each time, so a limit takes effect when the operator changes it. If no ceiling is configured, it is
 set below what the kernel allows this process. If the kernel does not provide a figure, no limit and no shortage are
 assumed. A reading opens a few small files in procfs and cgroupfs.
 """

@@ -60,8 +60,8 @@ _KINDS: dict[str, ModelKind] = {
 
 
 class DemoReply(Frozen, frozen=True):
-    """A reply, which is either text and tool calls or a failure. With `stumble`, the first half of the text is sent and
-    withdrawn before the complete reply is sent."""
+    """A reply, which is either text and tool calls or a failure. If `stumble` is true, the first half of the text is
+    sent and withdrawn before the complete reply is sent."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()

@@ -35,8 +35,8 @@ class GrowingCall:
 
 
 class AnswerSize:
-    """Counts the stored bytes of an answer, shown or not. It has no reference to the answer, so a reference to this
-    object does not keep the answer and its turn in memory."""
+    """Counts the stored bytes of an answer, shown or not. The counter has no reference to the answer, so a reference to
+    this object does not keep the answer and its turn in memory."""
 
     __slots__ = ("_limit", "bytes")
 

@@ -65,8 +65,8 @@ class RecordedRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field
 
 
 class RecordedPiece(msgspec.Struct, frozen=True, array_like=True):
-    """The bytes of one read, which arrived `after` milliseconds after the request. They are base64-encoded if they are
-    not valid text, for example because a character was split."""
+    """The bytes of one read, which arrived `after` milliseconds after the request. The bytes are base64-encoded if they
+    are not valid text, for example because a character was split."""
 
     after: int
     data: str

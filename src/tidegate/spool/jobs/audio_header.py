@@ -94,9 +94,9 @@ def sniff(read: Read, size: int) -> AudioHeader:
     elif found == "audio/mpeg":
         seconds = _mp3(read, size)
     else:
-        raise UnknownAudio(f"is {found}, and only WAV and MP3 are accepted" if found else "is not a WAV or MP3 sound")
+        raise UnknownAudio(f"is {found}, and only WAV and MP3 are accepted" if found else "is not a WAV or MP3 file")
     if seconds <= 0:
-        raise UnknownAudio("contains no sound")
+        raise UnknownAudio("contains no audio")
     return AudioHeader(found, seconds)
 
 
@@ -110,7 +110,7 @@ def _wav(read: Read, size: int) -> float:
     for _ in range(CHUNKS):
         head = read(8, place)
         if len(head) < 8:
-            raise UnknownAudio("ends before its sound begins")
+            raise UnknownAudio("ends before its audio data")
         length = int.from_bytes(head[4:], "little")
         place += 8
         if head[:4] == b"fmt ":
@@ -178,7 +178,7 @@ def _is_tag(head: bytes) -> bool:
 
 
 def _first_frame(data: bytes, left: int) -> tuple[int, _Frame]:
-    """Finds the first frame. It must be followed by another frame of the same kind or by the end of the file."""
+    """Finds the first frame, which must be followed by another frame of the same kind or by the end of the file."""
     start = data.find(b"\xff")
     while 0 <= start < SEARCHED_BYTES:
         frame = _frame(data[start : start + 4])

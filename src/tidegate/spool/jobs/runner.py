@@ -42,7 +42,8 @@ class JobRunner:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs work that is bounded whatever the data, such as a search, in a worker thread. It counts as a job."""
+        """Runs work that is bounded whatever the data, such as a search, in a worker thread. The work counts as a
+        job."""
         async with self._places:
             return await to_thread.run_sync(work, *arguments)
 

@@ -32,7 +32,7 @@ def translate(error: BaseException, db: apsw.Connection | None = None) -> BaseEx
     """Returns the store's error for `error`, or `error` itself if it has no counterpart. `db` is the connection that
     has just raised it."""
     if isinstance(error, UnicodeEncodeError):
-        return Refused("The text contains a lone surrogate, which has no UTF-8 form; send valid Unicode.")
+        return Refused("The text contains a lone surrogate, which cannot be encoded as UTF-8; send valid Unicode.")
     if isinstance(error, _DAMAGE):
         return StoreDamaged(
             "Part of the database that this needs is damaged; other conversations may still work, so start a new one,"
@@ -79,7 +79,7 @@ def _disk_error(error: apsw.Error, db: apsw.Connection | None) -> StoreFull | Di
 
 
 def _no_space(db: apsw.Connection) -> bool:
-    """True if the file system is full. This is checked because SQLite keeps no errno for some of its own files."""
+    """True if the file system is full. The check is needed because SQLite keeps no errno for some of its own files."""
     try:
         found = os.statvfs(Path(db.filename).parent)
     except OSError:

@@ -41,8 +41,8 @@ def check_table(db: Db, table: str) -> list[str]:
 
 
 def check_file(path: Path, *, owned: bool) -> list[str]:
-    """Returns the problems found in all tables of a database that no process has open. With `owned`, the absence of
-    an owner in the database is also a problem. Blocks the calling thread."""
+    """Returns the problems found in all tables of a database that no process has open. If `owned` is true, the absence
+    of an owner in the database is also a problem. Blocks the calling thread."""
     found: list[str] = []
     try:
         with contextlib.closing(connect_reader(path)) as db:

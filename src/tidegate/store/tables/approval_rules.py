@@ -1,10 +1,10 @@
 """Stored approvals: rules that allow further calls of a tool without asking again.
 
-A rule is stored in the transaction that approves the call for which it was given, and only for what its approval
-offered. It allows a call only if everything in the offer is the same: the person, the agent, the tool and its
-definition, the place of the effect and, where the offer names one, the exact action. Each reason for asking about the
-call must be among the rule's. A rule of a conversation is deleted when the conversation ends. Each rule that is stored,
-used, removed or void is recorded in the audit log in the same transaction.
+A rule is stored in the transaction that approves the call for which it was given, and covers only what the approval
+request offered. A rule allows a call only if everything in the offer is the same: the person, the agent, the tool and
+its definition, the place of the effect and, where the offer names one, the exact action. Each reason for asking about
+the call must be among the rule's. A rule of a conversation is deleted when the conversation ends. Whenever a rule is
+stored, used, removed or found void, this is recorded in the audit log in the same transaction.
 """
 
 from typing import Any
@@ -31,8 +31,8 @@ _offer = msgspec.json.Decoder(RuleOffer).decode
 def put(
     db: Db, offer: RuleOffer, *, id: str, session: str | None, summary: str, approval: str, by: str, now: float
 ) -> None:
-    """Stores the rule. If there is an equal one, it is now given by this person. `session` is the live conversation to
-    which the rule is limited."""
+    """Stores the rule. If an equal rule exists, this person becomes the one who gave it. `session` is the live
+    conversation to which the rule is limited."""
     values = (offer.principal, offer.agent, offer.tool)
     equal = db.execute(
         "UPDATE approval_rules SET approval = ?, given_by = ?, given = ? WHERE principal = ? AND agent = ? AND tool = ?"
@@ -77,7 +77,7 @@ def of_tool(db: Db, offer: RuleOffer, digest: bytes, here: str) -> list[Approval
 
 
 def allows(rule: ApprovalRuleRow, offer: RuleOffer, digest: bytes) -> bool:
-    """True if the rule allows the call with this digest, which would be offered like this."""
+    """True if the rule allows the call with this digest, given what a request for the call would offer."""
     given = rule.offer
     return (
         (given.principal, given.agent, given.tool) == (offer.principal, offer.agent, offer.tool)
@@ -121,7 +121,7 @@ def remove_void(db: Db, offer: RuleOffer, now: float) -> None:
 def listing(
     db: Db, *, principal: str | None = None, session: str | None = None, limit: int = LISTED
 ) -> list[ApprovalRuleRow]:
-    """Returns rules, the latest first: of everybody or of one person, in all places or only in one conversation."""
+    """Returns rules, latest first: of everybody or of one person, for all conversations or for only one."""
     where, values = ["1 = 1"], []
     if principal is not None:
         where.append("principal = ?")
@@ -136,8 +136,8 @@ def listing(
 
 
 def remove(db: Db, id: str, *, principal: str | None, by: str, now: float) -> bool:
-    """Removes the rule if it is this principal's or was given by them; `principal=None` is the operator's removal.
-    Returns False if there is no such rule."""
+    """Removes the rule if it belongs to this principal or was given by them; with `principal=None`, the operator
+    removes it. Returns False if there is no such rule."""
     whose, values = ("", ()) if principal is None else (" AND (principal = ?2 OR given_by = ?2)", (principal,))
     found = db.execute(f"DELETE FROM approval_rules WHERE id = ?1{whose} RETURNING tool, session", (id, *values)).get
     if found is None:

@@ -56,7 +56,7 @@ content."""
 
 
 def action_digest(tool: str, arguments: str) -> bytes:
-    """Returns the digest of an exact action. It is equal for the same tool and arguments, however their JSON is
+    """Returns the digest of an exact action. The digest is equal for the same tool and arguments, however their JSON is
     formatted. Arguments that are not JSON, or are nested too deeply, are used as they are."""
     name, canonical = encode(tool), _NO_JSON + encode(arguments)
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
@@ -188,7 +188,9 @@ def answer(
     if row is None:
         return ApprovalAnswer("unknown", None)
     if (row.kind == "question") != (decision == "answered"):
-        raise Refused("An approval is approved or denied, a question is answered; send the matching decision.")
+        raise Refused(
+            "An approval request is approved or denied, and a question is answered; send the matching decision."
+        )
     if row.state != "open":
         same = (row.state, row.answer, row.answered_by, row.scope) == (decision, text, principal, scope)
         return ApprovalAnswer("repeated" if same else "expired" if row.state == "expired" else "closed", row)
@@ -203,7 +205,7 @@ def answer(
     if scope == "call":
         return ApprovalAnswer("counted", _row(counted))
     if row.offer is None or decision != "approved":
-        raise Refused("This can be approved only for the call itself.", code="scope_unavailable", param="scope")
+        raise Refused("Only this one call can be approved.", code="scope_unavailable", param="scope")
     here = conversation(db, row.session) if scope == "conversation" else None
     approval_rules.put(
         db,
@@ -296,7 +298,7 @@ def _check(request: NewApproval) -> None:
     if len(request.summary) > SUMMARY_CHARACTERS:
         raise Refused(f"The summary is longer than {SUMMARY_CHARACTERS} characters; shorten it.")
     if request.offer is not None and request.kind != "approval":
-        raise Refused("Only an approval can be given for further calls.")
+        raise Refused("Only approvals can cover further calls.")
     if request.choices and request.kind != "question":
         raise Refused("Only a question has choices; an approval is approved or denied.")
     if len(request.choices) > CHOICES or any(len(choice) > CHOICE_CHARACTERS for choice in request.choices):

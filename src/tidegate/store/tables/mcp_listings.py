@@ -1,6 +1,6 @@
 """What each MCP server offered last, so that conversations can begin while a server is down.
 
-A listing belongs to a signature of the server's settings: with other settings, it does not apply any more.
+Each listing is stored with a signature of the server's settings, and no longer applies when the settings change.
 """
 
 from tidegate.store.interface import Db

@@ -66,7 +66,7 @@ def clean(text: str) -> str:
     line = " ".join("".join(" " if ord(sign) < 32 or 127 <= ord(sign) < 160 else sign for sign in text).split())
     if not line:
         raise Refused("A note must not be empty.", code="empty_note", param="text")
-    encode(line)  # refuses text that has no UTF-8 form
+    encode(line)  # refuses text that cannot be encoded as UTF-8
     if size_of(line) > NOTE_BYTES:
         raise TooLarge(
             f"The note has {size_of(line)} bytes; the limit is {NOTE_BYTES}. Shorten it, or split it.",
@@ -101,7 +101,7 @@ def related_line(about: About, note: str) -> str:
 
 
 def is_offer(message: Message) -> bool:
-    """True if the message only offers notes. It belongs to the message before it, and no search finds it."""
+    """True if the message only offers notes. Such a message belongs to the one before it, and no search finds it."""
     return not message.text and message.aside.startswith(RELATED)
 
 
@@ -242,7 +242,7 @@ def check_lines(lines: Sequence[tuple[int | None, str]], present: Sequence[int])
         if number is None:
             continue
         if number in given:
-            raise Refused(f"Note {number} is given twice; leave out the number for a new note.", code="twice")
+            raise Refused(f"Note {number} appears twice; leave out the number for a new note.", code="twice")
         if number not in known:
             raise _missing(number)
         given.add(number)

@@ -241,7 +241,7 @@ def prefix(db: Db, prefix_id: bytes) -> Prefix:
 
 
 def extra(db: Db, row: SessionRow) -> str:
-    """Returns the part of the frozen prompt that is specific to this session. It is the end of the prompt."""
+    """Returns the end of the frozen prompt, which is specific to this session."""
     if not row.extra_length or row.prefix is None:
         return ""
     return prefix(db, row.prefix).prompt[-row.extra_length :]
@@ -268,7 +268,7 @@ def touch(db: Db, id: str, now: float) -> None:
 def end(
     db: Db, id: str, *, reason: str, hooks: Sequence[str], now: float, only_idle_since: float | None = None
 ) -> SessionEnd | None:
-    """Ends the session for good, exactly once. Returns None if the session has already ended or does not exist, and,
+    """Ends the session permanently, exactly once. Returns None if the session has already ended or does not exist, and,
     with `only_idle_since`, also if `idle` would no longer return the session.
 
     In the same transaction, settings, stored approvals and the saved shell are deleted, open approvals are cancelled,

@@ -209,8 +209,8 @@ def jobs(db: Db, limit: int) -> list[str]:
 
 
 def anonymise(db: Db, session: str, *, named: bool) -> None:
-    """Anonymises the rows of a session that is being deleted. They lose their session and turn and, with `named`, also
-    their principal."""
+    """Anonymises the rows of a session that is being deleted. The rows lose their session and turn and, with `named`,
+    also their principal."""
     if not named:
         db.execute("UPDATE usage SET session = NULL, turn = NULL WHERE session = ?", (session,))
         return

@@ -159,8 +159,8 @@ class BudgetAccount:
 
 
 class Allowance:
-    """The spending of one turn, including its tasks and their tasks. It lives as long as the turn; spending before a
-    restart is in the turn's journal."""
+    """The spending of one turn, including its tasks and their tasks. The allowance lives as long as the turn; spending
+    before a restart is in the turn's journal."""
 
     __slots__ = ("_rule", "_warned")
 

@@ -126,8 +126,8 @@ class Budgets:
     async def visible_to(
         self, principal: Principal, session: SessionRow | None = None
     ) -> tuple[list[BudgetView], bool]:
-        """Returns the budgets that this principal may see, and True if there are more. These are their own budgets, the
-        budgets for `session` and, with the right to see all usage, everyone's."""
+        """Returns the budgets that this principal may see, and True if there are more. The visible budgets are their
+        own, the budgets for `session` and, with the right to see all usage, everyone's."""
         found: list[BudgetView] = []
         everything = principal.may("see_usage")
         if everything:

@@ -95,8 +95,8 @@ class Compaction:
         return found
 
     async def view(self, taken: TakenTurn, *, past: bool = False) -> View:
-        """Returns the model's view of the conversation. With `past`, the view contains only the messages before this
-        turn."""
+        """Returns the model's view of the conversation. If `past` is given, the view contains only the messages before
+        this turn."""
         view: View = await self.store.read(read_view, taken.session.id, taken.turn.id if past else None)
         return view
 
@@ -311,8 +311,8 @@ class TurnFitter:
 
     async def _hide_media(self, conversation: Conversation, *, documents: bool = False) -> bool:
         """Replaces media with descriptions: on the first call, all except those in the last message that has any; on
-        the second call, those as well. With `documents`, only messages with documents count, but other media before the
-        last of them are also replaced. Returns False if nothing is left to replace."""
+        the second call, those as well. If `documents` is true, only messages with documents count, but other media
+        before the last of them are also replaced. Returns False if nothing is left to replace."""
         view = await self._compaction.view(self._taken)
         takes = conversation.model.wire.takes
         shown = [

@@ -46,8 +46,8 @@ class SessionsAnswer(msgspec.Struct, frozen=True):
 
     sessions: list[SessionView]
     next: str | None
-    """Pass this as `before` for the next page. It is null on the last page and for searches, which return only the
-    first `limit` results."""
+    """Pass this as `before` for the next page. The value is null on the last page and for searches, which return only
+    the first `limit` results."""
 
 
 class PageQuery(msgspec.Struct):
@@ -256,7 +256,7 @@ class ConversationsApi:
         return HttpResponse(status, headers, data)
 
     async def export(self, request: Request) -> None:
-        """Exports a transcript. It is streamed because it may be too long to be kept in memory."""
+        """Exports a transcript. The response is streamed because a transcript may be too long to be kept in memory."""
         lines = self._service.export(request.path["id"], request.caller.principal)
         first = await anext(lines)  # a refusal is raised before the response begins
         disposition = f'attachment; filename="{request.path["id"]}.jsonl"'.encode()

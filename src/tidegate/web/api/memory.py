@@ -101,7 +101,7 @@ class MemoryApi:
         memory = self._service.memory
         if memory is None:
             raise NotFound(
-                "No agent has a memory; add the toolset 'memory' to an agent in tidegate.toml.", code="no_memory"
+                "No agent has a memory; add the 'memory' toolset to an agent in tidegate.toml.", code="no_memory"
             )
         principal, agent = fields.principal, fields.agent
         return memory, await memory.subject(request.caller.principal, principal=principal, agent=agent)

@@ -38,7 +38,7 @@ _UNITS = {"str": "character", "array": "entry", "object": "entry"}
 
 def refusal(text: str, kind: Any, *, root: str = "", texts_only: bool = False) -> Refused:
     """Returns the refusal for the validator's message `text` about a value of type `kind`. `root` is what the message
-    calls the request. With `texts_only`, all values are strings, as in a query, so the message does not mention
+    calls the request. If `texts_only` is true, all values are strings, as in a query, so the message does not mention
     this."""
     path, of_key = "", False
     if found := _AT.search(text):

@@ -81,8 +81,8 @@ EXTRAS: dict[str, Any] = {
     "xtc_probability": float,
     "xtc_threshold": float,
 }
-"""Fields supported only by some providers of OpenAI's API, with their types. They are forwarded to providers that may
-support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
+"""Fields supported only by some providers of OpenAI's API, with their types. The fields are forwarded to providers that
+may support them. For other providers, fields that change the answer are refused (`refuse_extras`)."""
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -296,7 +296,7 @@ def caller_tools(request: ChatRequest, mode: str) -> CallerTools | None:
     if param == "functions" and is_present(request.tools):
         raise Refused("The request has both `tools` and `functions`; send only one of them.", param=param)
     if mode == "refuse":
-        raise Refused(f"This agent does not accept `{param}` (its setting caller_tools is refuse).", param=param)
+        raise Refused(f"This agent does not accept `{param}` (its caller_tools setting is refuse).", param=param)
     if param == "functions":
         functions = _checked(param, raw, list[_Function])
     else:

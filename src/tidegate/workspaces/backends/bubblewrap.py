@@ -262,8 +262,8 @@ class BubblewrapBackend:
             return sandbox
 
     def _environment(self, mark: str = "") -> dict[str, str]:
-        """Returns the environment for `bwrap` itself. It identifies `bwrap`'s processes while they set up the
-        sandbox."""
+        """Returns the environment for `bwrap` itself. The environment identifies `bwrap`'s processes while they set up
+        the sandbox."""
         return {"PATH": "/usr/bin:/bin", OWNER: self._spawner.owner, MARK: mark}
 
     def _isolation(self) -> list[str]:

@@ -377,8 +377,8 @@ def guard(source: int, report: int, owner: int) -> None:
 
 
 def guard_remote() -> None:
-    """Runs as a guardian on the three standard streams. Its reports are the beginning and the end of the state
-    channel."""
+    """Runs as a guardian on the three standard streams. The guardian's reports are the beginning and the end of the
+    state channel."""
     report = os.dup(2)
     guard(0, report, report)
 

@@ -77,8 +77,8 @@ home folder to kill the processes that a killed gateway has left behind."""
 
 
 def owner_of(home: Path) -> str:
-    """Returns an identifier for a home folder's gateway, for use in processes and control groups. It is a digest and
-    reveals nothing about the folder."""
+    """Returns an identifier for a home folder's gateway, for use in processes and control groups. The identifier is a
+    digest and reveals nothing about the folder."""
     return hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
 
 
@@ -98,10 +98,10 @@ class SandboxSpec(Frozen, frozen=True):
     """The specification of a sandbox. `folder` is the working folder: for a `project`, one of the user's folders on the
     machine where commands run; otherwise the session's own folder, which exists on this machine only if commands run
     here. `private` is the gateway's own folder, always on this machine, for the session's home and temporary files, so
-    that they neither clutter a project nor are lost with the sandbox. With `network`, commands reach public addresses
-    and those in `reachable`. Commands and file tools run as `user`; None means the gateway's own user, who is then not
-    root. A command's environment is exactly `environment` plus the variables that the backend itself sets, such as
-    HOME."""
+    that they neither clutter a project nor are lost with the sandbox. If `network` is true, commands reach public
+    addresses and those in `reachable`. Commands and file tools run as `user`; None means the gateway's own user, who is
+    then not root. A command's environment is exactly `environment` plus the variables that the backend itself sets,
+    such as HOME."""
 
     session: str
     folder: Path
@@ -141,12 +141,12 @@ class LimitEvents(NamedTuple):
 
 
 class Child(Protocol):
-    """A command that has been started. It has ended when `wait` returns; its streams can be read until `close` is
-    called."""
+    """A command that has been started. The command has ended when `wait` returns; its streams can be read until `close`
+    is called."""
 
     @property
     def pid(self) -> int | None:
-        """The command's pid on this machine, if it has one. It leads a process group."""
+        """The command's pid on this machine, if it has one. The process leads a process group."""
         ...
 
     async def write(self, data: bytes) -> None:
@@ -239,7 +239,7 @@ class Backend(Protocol):
         ...
 
     def files(self, spec: SandboxSpec, open_sandbox: OpenSandbox) -> Files:
-        """Returns the files that the session's commands see. This does not open anything; `open_sandbox` opens the
+        """Returns the files that the session's commands see. The call does not open anything; `open_sandbox` opens the
         session's sandbox when it is needed."""
         ...
 

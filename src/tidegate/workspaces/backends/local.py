@@ -301,8 +301,8 @@ class LocalCommand:
         self._guard.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signals only the guardian. It is not reaped before we know that it has exited, so its pid cannot have been
-        reused."""
+        """Signals only the guardian. The guardian is not reaped before we know that it has exited, so its pid cannot
+        have been reused."""
         if self._child.running:
             os.kill(self.guardian, number)
 

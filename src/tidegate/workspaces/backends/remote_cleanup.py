@@ -16,8 +16,8 @@ from tidegate.workspaces.backends.interface import RemoteBackend
 log = Log(__name__)
 
 GIVE_UP_SECONDS = 30 * 86400.0
-"""Seconds after which the task is given up. A machine that has been unreachable for this long is not expected to return
-unchanged."""
+"""Seconds after which the gateway gives up on the task. A machine that has been unreachable for this long is not
+expected to return unchanged."""
 
 FIRST_SECONDS, LONGEST_SECONDS = 300.0, 86400.0
 """The first and the longest interval between attempts. Each interval is twice as long as the one before."""

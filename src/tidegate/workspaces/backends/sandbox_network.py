@@ -190,7 +190,7 @@ async def _explain_failure(child: ChildProcess, name: str) -> AsyncIterator[None
 
 
 def rules(allowed: Sequence[Network] = ()) -> str:
-    """Returns the nftables rules for commands' destinations. They match `security.addresses.refusal`."""
+    """Returns the nftables rules for commands' destinations. The rules match `security.addresses.refusal`."""
     translated = (
         IPv6Network((int(NAT64.network_address) | int(network.network_address), 96 + network.prefixlen))
         for network in V4

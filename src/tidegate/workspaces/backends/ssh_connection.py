@@ -2,9 +2,9 @@
 
 A connection is a child process of the gateway: `ssh` with a keeper at the other end. Each command is another `ssh`
 process that shares the first one's connection. A remote command is known to have ended only when its guardian has
-reported this. If the connection is lost, this is detected; everything on the other machine then stops by itself, and
-commands that were running count as killed. The connection owns its commands and a descriptor for the folder that
-contains the control socket.
+reported this. A lost connection is detected; everything on the other machine then stops by itself, and commands that
+were running count as killed. The connection owns its commands and a descriptor for the folder that contains the control
+socket.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ class RemoteSession(NamedTuple):
 
 
 class ControlSocket:
-    """The socket through which further calls share the first connection. It owns a descriptor for its folder, since a
-    socket's path must be short but the folder's own path may be long."""
+    """The socket through which further calls share the first connection. The object owns a descriptor for its folder,
+    since a socket's path must be short but the folder's own path may be long."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -239,7 +239,7 @@ class RemoteCommand:
         self.close = child.close
 
     async def start(self, task: bytes) -> None:
-        """Starts the guardian. It is running when this returns."""
+        """Starts the guardian, which is running when the call returns."""
         with contextlib.suppress(ToolFailed):  # then its output says why
             await self._child.write(task)
         self.guardian = await self._state.begin()

@@ -36,7 +36,7 @@ _REFERENCE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FolderMissing(ToolFailed):
-    """A folder on the path does not exist."""
+    """A parent folder does not exist."""
 
 
 class Mount(Frozen, frozen=True):
@@ -92,7 +92,7 @@ def joined(folder: str, path: str) -> str:
 
 @contextmanager
 def at(mounts: Sequence[Mount], path: str, *, make: bool = False) -> Iterator[ResolvedPath]:
-    """Resolves a path. With `make`, missing folders on the path are created."""
+    """Resolves a path. If `make` is true, missing parent folders are created."""
     if not path or "\0" in path or len(path) > LONGEST_PATH:
         raise ToolFailed("The path must name a file or folder of the workspace.")
     walk = _Walk(mounts, path, make)
@@ -229,7 +229,7 @@ class _Walk:
         return self._start(target) if target.startswith("/") else _parts(target)
 
     def _missing(self, name: str) -> None:
-        """Creates a missing folder on the path, or raises FolderMissing."""
+        """Creates a missing parent folder, or raises FolderMissing."""
         if not self.make:
             raise FolderMissing(f"There is no {shown(self.path)}; list_files shows what is there.")
         refuse_read_only(self.path, self._mount, self._folders[-1], name)

@@ -90,8 +90,8 @@ _DIFFERENT = re.compile(r"\\.|\[:(\^?\w+):\]|\{(?=,)", re.DOTALL)
 
 
 class _PythonPattern:
-    """A pattern that RE2 has accepted, for machines that only have Python's engine. It finds the same lines, except
-    that case is ignored only for ASCII letters. Syntax that Python does not support is refused."""
+    """A pattern that RE2 has accepted, for machines that only have Python's engine. The pattern finds the same lines,
+    except that case is ignored only for ASCII letters. Syntax that Python does not support is refused."""
 
     whole_lines = True
 

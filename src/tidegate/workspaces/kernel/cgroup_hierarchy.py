@@ -55,9 +55,9 @@ def counter(version: int, controller: str) -> tuple[str, str]:
 
 
 def trees(cgroup: str, mountinfo: str) -> tuple[CgroupTree, ...]:
-    """Returns a process's hierarchies, based on the content of /proc/self/cgroup and /proc/self/mountinfo. These are
-    the version 1 hierarchies that have our controllers or, if there are none, the version 2 hierarchy with all
-    controllers that it may have."""
+    """Returns a process's hierarchies, based on the content of /proc/self/cgroup and /proc/self/mountinfo. The
+    hierarchies are the version 1 hierarchies that have our controllers or, if there are none, the version 2 hierarchy
+    with all controllers that it may have."""
     mounts = list(_mounts(mountinfo))
     found = []
     for line in cgroup.splitlines():

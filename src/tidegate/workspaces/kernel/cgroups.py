@@ -122,7 +122,8 @@ class Cgroups:
 
 
 class Cgroup:
-    """A sandbox's group. It owns the folders with its name, one per hierarchy, and the leaf groups below them."""
+    """A sandbox's group. The object owns the folders with its name, one per hierarchy, and the leaf groups below
+    them."""
 
     def __init__(self, name: str, trees: tuple[CgroupTree, ...], forget: Callable[[str], None]) -> None:
         self.name = name

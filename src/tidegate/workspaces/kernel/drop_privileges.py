@@ -4,7 +4,7 @@
 
 The command runs as that user, without other groups or capabilities, and reaches the folders by their own paths, even
 below a folder that the user may not enter, such as the gateway's home. For this purpose, it gets its own mount
-namespace, in which the first closed folder on the path is covered by an empty one that contains only these folders, so
+namespace, in which the first closed parent folder is covered by an empty one that contains only these folders, so
 everything else in it stays closed. Other processes are not affected. The program imports nothing from Tidegate.
 """
 

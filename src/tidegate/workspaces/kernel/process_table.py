@@ -74,8 +74,8 @@ kernel allows gigabytes of each."""
 
 
 class ProcessTable:
-    """The processes shown in a folder like /proc, or those listed by `names`. It owns the folder's descriptor, which is
-    not used after `close`, since its number may belong to another file by then."""
+    """The processes shown in a folder like /proc, or those listed by `names`. The table owns the folder's descriptor,
+    which is not used after `close`, since its number may belong to another file by then."""
 
     def __init__(self, folder: str, names: Callable[[], Iterable[str]] | None = None) -> None:
         self._folder = os.open(folder, _FOLDER)  # lint: allow it is in the kernel's memory

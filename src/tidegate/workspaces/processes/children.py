@@ -183,7 +183,7 @@ async def killed_on_error(child: ChildEnd) -> AsyncIterator[None]:
 
 
 def kill_when_closed(end: socket.socket, child: ChildProcess) -> None:
-    """Makes the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). This end
+    """Makes the kernel kill the child as soon as the other end of this socket is closed (fcntl(2), F_SETSIG). `end`
     must stay open."""
     if not child.running:  # its number may have been reused
         raise ToolFailed("It ended while it was starting.")

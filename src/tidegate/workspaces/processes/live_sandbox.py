@@ -193,8 +193,8 @@ class LiveSandbox:
             await self.measure(load, running=not self.idle)
 
     async def _load(self, sandbox: Sandbox | None) -> SandboxUsage:
-        """Returns the current usage. It is empty if no check needs it because the kernel enforces the limits and a
-        project has no disk limit."""
+        """Returns the current usage. The result is empty if no check needs it because the kernel enforces the limits
+        and a project has no disk limit."""
         if sandbox is None or not sandbox.alive or (self.disk is None and sandbox.kernel_limits >= _POLLED_LIMITS):
             return SandboxUsage()
         return await sandbox.load()

@@ -229,7 +229,7 @@ class ResponsesAnswer(StreamedAnswer):
         return given
 
     def _finish_item(self, index: int | None, raw: msgspec.Raw) -> None:
-        """Finishes an item. Its final event contains the complete content, which must start with the streamed
+        """Finishes an item. The item's final event contains the complete content, which must start with the streamed
         content."""
         given = _decode_item(raw)
         item = self._growing(index, given.type)

@@ -2,8 +2,8 @@
 
 A message is scored by the terms that it contains, weighted by their rarity among the caller's own messages (BM25
 without counting repetitions), and to a lesser degree by the terms of its neighbours: an answer often does not repeat
-the words of the question before it. Long messages count less, since they contain many words. Dates in the query raise
-messages of that time. Among messages with equal scores, the newest comes first.
+the words of the question before it. Long messages count less, since they contain many words. A date in the query raises
+the scores of messages from that time. Among messages with equal scores, the newest comes first.
 
 If messages have vectors (`vectors.py`), the ranking by words is fused with the ranking by vectors: the scores of both
 are put on the same scale and added. For measurements, see docs/decisions/0045-vectors.md.
@@ -46,9 +46,10 @@ TERMS = 32
 """Maximum number of terms used from a query."""
 QUERY_CHARACTERS = 4_000
 TERM_ENTRIES = 10_000
-"""The most entries of one term that are read: the newest, and the newest among those with another term of the query."""
+"""Maximum number of entries read for one term: the newest entries, and the newest of those that also contain another
+term of the query."""
 FAR_ENTRIES = 2_000
-"""The most entries whose neighbours but one are ranked too."""
+"""Maximum number of entries for which the neighbours at distance two are ranked, too."""
 RANKED = 200
 """Maximum number of messages that a ranked search returns, on all its pages together."""
 CANDIDATES = 400
@@ -68,18 +69,18 @@ LENGTH_WEIGHTS = (1.0, 0.9, 0.7, 0.5)
 RERANKED = 100
 """The number of best messages whose texts are read, to compare their lengths and expressions of time."""
 LENGTH_POWER = 0.1
-"""The power of a message's length that its score is multiplied with: very short messages rarely answer a question."""
+"""A message's score is multiplied by its length to this power, since very short messages rarely answer a question."""
 COMPARED_LENGTHS = (20, 400)
-"""The characters below and above which lengths do not differ."""
+"""Lengths in characters below and above which differences do not matter."""
 TIME_RISE = 0.2
-"""By how much the score rises if the question begins with "when" and the message has an expression of time."""
+"""The increase of the score if the question begins with "when" and the message contains an expression of time."""
 NAME_WEIGHT = 0.3
 """The weight of a name in the question that many messages contain. It usually addresses the other person, so the
 message is not by the person in question."""
 NAME_SHARES = (0.03, 0.3)
 """The shares of all messages between which a name has this weight. Above, it is that of the sender in each message."""
 NAME_MESSAGES = 100
-"""The number of messages from which these shares mean anything."""
+"""Minimum number of messages for which these shares are meaningful."""
 SAME_DAY, NEAR_DAY, SAME_PERIOD = 1.0, 0.5, 0.5
 """The increase of the score if the message is from the day in question, at most `NEAR_DAYS` away from it, or from the
 month or year in question."""

@@ -35,9 +35,9 @@ WORDS = 32
 HITS = 10_000
 """Maximum number of entries checked in one read."""
 HITS_AT_ONCE = 1_000
-"""The most entries of one statement."""
+"""Maximum number of entries read by one statement."""
 READS = 100
-"""The most reads per search, so that no query can keep the readers busy."""
+"""Maximum number of reads per search, so that no query can keep the readers busy."""
 MENTION_BYTES = 4 * 1024 * 1024
 """Maximum number of bytes of messages, not counting the last one, that one read decompresses and checks. This takes
 some ten milliseconds."""
@@ -154,8 +154,8 @@ def search_messages(
 ) -> tuple[list[T], int | None]:
     """Returns the next messages that match the query, converted with `show`, and the entry from which to continue.
     Searches one or all of the principal's sessions: latest session first, and latest message first within each. The
-    only one-shot conversation searched is `own`. Messages of the running `turn` are left out. With `former`, searches
-    the earlier index, for messages that only it contains."""
+    only one-shot conversation searched is `own`. Messages of the running `turn` are left out. If `former` is true,
+    searches the earlier index for messages that the current index does not contain yet."""
     match = query.former if former else query.match
     mark = count_former(db) if former else 0
     if not match or (former and not mark):

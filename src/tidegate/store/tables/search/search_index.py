@@ -51,9 +51,11 @@ EXTENT_GROWTH = 16
 """The factor by which further reservations grow. It keeps the number of ranges small, since each range is searched
 separately."""
 COMPLETED_FROM, COMPLETIONS = 2_000, 100
-"""The most terms that are read to complete a prefix, and the most that are used. Common words are short."""
+"""Maximum number of terms that are read to complete a prefix, and maximum number that are used. The shortest terms are
+used, since common words are short."""
 SWEPT = 200
-"""The terms that one write looks up, to remove those that no message contains any more. It takes some milliseconds."""
+"""Number of terms that one write looks up, to remove those that no message contains any more. The write takes some
+milliseconds."""
 QUOTING = frozenset({"context_search", "context_describe", "context_expand"})
 """Tools that quote messages. Their arguments and results are not indexed, so that they do not count as further
 mentions."""

@@ -70,9 +70,9 @@ def mark_unknown(db: Db, id: str, error: str, due: float) -> bool:
 def mark_failed(
     db: Db, id: str, *, error: str, due: float, attempts: int, permanent: bool = False
 ) -> DeliveryState | None:
-    """Records that the delivery has definitely failed. It is tried again at `due`, but becomes dead after `attempts`
-    attempts, once it has expired, or immediately if the error is `permanent`. Returns its new state, or None if the
-    delivery was not being sent."""
+    """Records that the delivery has definitely failed. The delivery is tried again at `due`, but becomes dead after
+    `attempts` attempts, once it has expired, or immediately if the error is `permanent`. Returns its new state, or None
+    if the delivery was not being sent."""
     row = db.execute(
         "UPDATE outbox SET error = ?1, due = ?2,"
         " state = CASE WHEN attempts >= ?3 OR ?2 >= expires THEN 'dead' ELSE 'prepared' END"

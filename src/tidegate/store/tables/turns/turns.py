@@ -103,7 +103,7 @@ def insert(
     running: bool = False,
     within: ParentTurn | None = None,
 ) -> TurnRow:
-    """Adds a queued turn to a live session. With `running`, the turn starts immediately."""
+    """Adds a queued turn to a live session. If `running` is true, the turn starts immediately."""
     db.lock("session", session)
     parent = (None, 0, None) if within is None else (within.turn, within.depth, within.conversation)
     job = job if within is None else within.job
@@ -469,8 +469,8 @@ def _calls_of_caller(db: Db, id: str, step: str, answer: Message) -> tuple[ToolC
 
 
 def _model_messages(db: Db, id: str) -> Iterator[tuple[str, Message]]:
-    """Yields the model's messages in this turn in order, each with its step. They are read one at a time, since an
-    answer may be long."""
+    """Yields the model's messages in this turn in order, each with its step. The messages are read one at a time, since
+    an answer may be long."""
     rows = db.execute(
         "SELECT step, body, packed FROM messages WHERE turn = ? AND step IS NOT NULL AND role = 'assistant'"
         " ORDER BY seq NULLS FIRST",

@@ -87,7 +87,7 @@ def replaced(text: str, old: str, new: str, *, every: bool, path: str) -> Change
         raise ToolFailed(_missing(text, old, path))
     if len(spans) > MOST_PLACES:
         raise ToolFailed(
-            f"The old text occurs more than {MOST_PLACES} times in {shown(path)}; give a longer one, or use a command."
+            f"The old text occurs more than {MOST_PLACES} times in {shown(path)}; use a longer text, or a command."
         )
     if not every and len(places := _first_places(text, old)) > 1:
         lines = [str(text.count("\n", 0, place) + 1) for place in places[:NAMED_PLACES]]

@@ -43,7 +43,7 @@ def encoded(content: str) -> bytes:
         raise ToolFailed("The content has lone surrogates (halves of characters); leave them out.") from None
     if len(data) > WRITTEN_BYTES:
         raise ToolFailed(
-            f"The content has {len(data)} bytes; at most {WRITTEN_BYTES} are written at once. "
-            "Create such a file with a command."
+            f"The content has {len(data)} bytes; at most {WRITTEN_BYTES} can be written. "
+            "Use a command to create a larger file."
         )
     return data

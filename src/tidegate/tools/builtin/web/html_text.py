@@ -85,8 +85,8 @@ def _with_converter(page: str, url: str) -> str:
 
 
 class Converter(HTMLParser):
-    """Collects blocks of text during parsing. It counts open elements instead of building a tree, so elements that are
-    never closed, or are closed twice, do little harm."""
+    """Collects blocks of text during parsing. The converter counts open elements instead of building a tree, so
+    elements that are never closed, or are closed twice, do little harm."""
 
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)

@@ -79,7 +79,7 @@ Contacts = Callable[[str], None]
 
 
 def _unrecorded(host: str) -> None:
-    """Does nothing. This is the default for `contacts` if there is no audit log."""
+    """Does nothing; the default for `contacts` if there is no audit log."""
 
 
 class FetchedPage(NamedTuple):
@@ -159,7 +159,7 @@ class WebAccess:
         """Returns at most `count` results, best first. `contacts` is called with the search engine's host."""
         if self._engine is None:
             raise ToolFailed(
-                "No search engine is configured: the operator can choose one with search in the table [web] of "
+                "No search engine is configured: the operator can choose one with search in [web] in "
                 "tidegate.toml; web_fetch works without one."
             )
         self._check_entered()

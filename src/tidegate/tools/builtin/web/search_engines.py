@@ -157,19 +157,19 @@ class Tavily:
 
 def _revealed(key: Secret | None) -> str:
     if key is None:
-        raise ToolFailed("The search engine needs a key: the operator must set search_key in the table [web].")
+        raise ToolFailed("The search engine needs a key: the operator must set search_key in [web].")
     return key.reveal()
 
 
 def _complaint(status: int) -> str:
     if status in (401, 403):
-        return f"the key was refused ({status}); the operator must check search_key in the table [web]"
+        return f"the key was refused ({status}); the operator must check search_key in [web]"
     if status in (400, 422):
         return f"it refused the query ({status}); make it shorter or simpler"
     if status == 429:
         return "it received too many requests (429); try again later"
     if 300 <= status < 400:
-        return f"it redirects to another address ({status}); the operator must correct search_url in the table [web]"
+        return f"it redirects to another address ({status}); the operator must correct search_url in [web]"
     return f"it answered {status}; try again later"
 
 
