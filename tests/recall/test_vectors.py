@@ -341,6 +341,22 @@ async def test_the_pages_of_a_search_continue_it(home: Path, server: ScriptedMod
             await recall.question("other words", limit=10, after="m10")
 
 
+async def test_all_pages_together_have_each_message_once(home: Path, server: ScriptedModel) -> None:
+    """Also those that are too many to be compared by their texts or their vectors."""
+    async with open_vector_store(home, server) as recall:
+        said = [f"The boat number {number} is red." for number in range(ranking.RERANKED + ranking.NEAR // 2)]
+        await recall.say("s_1", *said)
+        await recall.fill()
+        found, after = [], ""
+        while True:
+            page = await recall.question("red boats", limit=40, after=after)
+            found += shown(page)
+            after = page.partition("after='")[2].partition("'")[0]
+            if not after.startswith("m"):
+                break
+        assert sorted(found) == sorted(said)
+
+
 async def test_undone_and_running_messages_are_not_found(home: Path, server: ScriptedModel) -> None:
     async with open_vector_store(home, server) as recall:
         await recall.say("s_1", "My boat is red.", turn="t_now")

@@ -73,6 +73,7 @@ _CREATING = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that no othe
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class _Program(ctypes.Structure):
@@ -111,18 +112,17 @@ def confined(start: Callable[[], int]) -> int:
 
 
 def _confine() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     architecture = _ARCHITECTURES.get(os.uname().machine)
     if architecture is not None:
         # This fails if the user has too many keys, or if an outer filter forbids it. In either case, our own filter
         # blocks keys anyway.
-        libc.syscall(architecture.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, None)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        _LIBC.syscall(architecture.keyctl, _KEYCTL_JOIN_SESSION_KEYRING, None)
+    if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
     if architecture is not None:
         table = _table(architecture)
         program = _Program(len(table) // 8, table)
-        if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+        if _LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "the system call filter cannot be set")
 
 
