@@ -2,8 +2,8 @@
 
 Guarantee: appended messages are read back in order, byte for byte, in a bounded number of pieces, so a request costs
 the same however long the history is. After `settle`, memory use is bounded, and the rest of the history is in an
-unnamed file, which leaves nothing behind even if the process is killed. If writing to the file fails, everything stays
-in memory. A history owns its file; `release` closes it.
+anonymous file, which leaves nothing behind even if the process is killed. If writing to the file fails, everything
+stays in memory. A history owns its file; `release` closes it.
 """
 
 import os
@@ -39,7 +39,7 @@ Group = tuple[Message, ...]
 """Messages that are encoded together: one message, or all tool results of one model step."""
 
 Overflow = Callable[[], BinaryIO]
-"""Opens an unnamed file. Raises OSError if that fails."""
+"""Opens an anonymous file. Raises OSError if that fails."""
 
 
 class Run:

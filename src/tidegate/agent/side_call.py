@@ -101,9 +101,9 @@ async def run_metered(
     *,
     within: float,
 ) -> T:
-    """Runs a call of a model of another kind than chat, whose configured name is `name`. `estimate` returns the usage
-    of a call that was cut off. Raises BudgetSpent before the call, or ModelFailed if the model fails or takes longer
-    than `within` seconds."""
+    """Calls a model that is not a chat model and whose configured name is `name`. `estimate` returns the usage of a
+    call that was cut off. Raises BudgetSpent before the call, or ModelFailed if the model fails or takes longer than
+    `within` seconds."""
     spend_guard.check(side_call)
 
     def charge(usage: Usage) -> None:

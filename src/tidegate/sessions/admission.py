@@ -500,6 +500,6 @@ def _session(db: Db, inbound: Inbound, fresh: NewSession | None, id: str | None,
 
 
 def title_from(text: str) -> str:
-    """Derives the title of an unnamed session from its first message, shortened to one line. Users can change the
+    """Derives the title of a session without a name from its first message, shortened to one line. Users can change the
     title."""
     return textwrap.shorten(text[: 4 * TITLE_CHARACTERS], TITLE_CHARACTERS, placeholder=" …") or text[:TITLE_CHARACTERS]

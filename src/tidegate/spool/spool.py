@@ -100,7 +100,7 @@ class Spool:
         return self.root / session / id
 
     def temporary_file(self) -> BinaryIO:
-        """Opens an unnamed file for data that must not outlive the process. Blocks, so call it in a thread."""
+        """Opens an anonymous file for data that must not outlive the process. Blocks, so call it in a thread."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=self.root, buffering=0)
 

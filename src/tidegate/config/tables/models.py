@@ -53,7 +53,7 @@ class ModelSettings(Frozen, frozen=True):
         ],
         OneOf(*MODEL_KINDS),
         "Wire format: OpenAI's chat completions or responses, Anthropic's messages, or the built-in demo model; or, "
-        "for a model of another kind than chat, OpenAI's embeddings, audio transcriptions or speech.",
+        "for a model that is not a chat model, OpenAI's embeddings, audio transcriptions or speech.",
     ]
     base_url: Annotated[
         str,
