@@ -2,7 +2,7 @@
 
 `GET /api/status`, the control socket and `tidegate status --json` return this form, and the metrics are read from the
 same values. Field names are public JSON keys. Each package provides its part of the report on request. No value refers
-to a live object. This module has no expensive imports, so the command line can decode a report quickly.
+to a live object. This module has no expensive imports, so the CLI can decode a report quickly.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The command line's client for the running gateway. It uses the HTTP API with the key from the home folder.
+"""The CLI's client for the running gateway. The client uses the HTTP API with the key from the home folder.
 
 Every call has a deadline, and every failure is one sentence that says what to do. The key is sent only in a request
 header, and only to the address recorded by the process that holds the home folder's lock. The address is looked up for
@@ -206,7 +206,7 @@ class GatewayClient:
 
 
 def another_key(home: Path) -> str:
-    """Returns instructions for replacing the command line's revoked key."""
+    """Returns instructions for replacing the CLI's revoked key."""
     restart = command_hint(home, "up --replace")
     return f"remove {home / KEY_NAME} and restart the gateway with {restart}, which creates a new key"
 

@@ -103,7 +103,7 @@ class AttemptRunner:
         return not self._scope.open and (isinstance(error, ScopeClosed) or is_cancelled())
 
     async def _park(self, live: LiveTurn, attempt: Attempt) -> None:
-        """Leaves the turn for the next process. An orderly stop does not count towards limits.resumes. The cost of the
+        """Leaves the turn for the next process. A graceful stop does not count towards limits.resumes. The cost of the
         model call in progress is recorded, since the next process makes the call again."""
         taken = attempt.taken or (live.start.taken if live.start is not None else None)
         if taken is None or not self._queue.is_closed:

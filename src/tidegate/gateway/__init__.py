@@ -1,6 +1,6 @@
 """The gateway process: builds every service in order, runs them, and closes them in reverse order.
 
-The functions with which the command line talks to a running gateway are lightweight and imported here. The gateway
+The functions with which the CLI talks to a running gateway are lightweight and imported here. The gateway
 itself is imported only when it is run.
 """
 

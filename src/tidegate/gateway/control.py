@@ -1,4 +1,4 @@
-"""The control socket, through which the command line on the same machine talks to the running gateway.
+"""The control socket, through which the CLI on the same machine talks to the running gateway.
 
 Only root and the user who runs the gateway get an answer, whatever the folder's permissions. A request is one JSON line
 of bounded length and must arrive within a deadline; the response is also one JSON line. A client that hangs does not
@@ -7,7 +7,7 @@ closes. The socket's path may be of any length. If the process has run out of fi
 reserved ones.
 
     {"do": "status", "memory": true}   the output of `tidegate status`
-    {"do": "stop"}                     orderly stop; answered at once, done when the home's lock is free. A second
+    {"do": "stop"}                     graceful stop; answered immediately, done when the home's lock is free. A second
                                        request does not wait for turns, unless it has "hurry": false
     {"do": "code"}                     a new one-time link to the chat page
     {"do": "mcp", "what": "list"}      about MCP servers (gateway/mcp_requests.py)

@@ -152,7 +152,7 @@ class Gateway:
         return True
 
     def ask_to_stop(self, *, hurry: bool = True) -> None:
-        """Requests an orderly stop. After a second request, the gateway no longer waits for turns, unless `hurry` is
+        """Requests a graceful stop. After a second request, the gateway no longer waits for turns, unless `hurry` is
         false."""
         if self._asked.is_set() and hurry:
             self._hurry.set()

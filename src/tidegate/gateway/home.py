@@ -99,7 +99,7 @@ async def ensure_key(store: Store, home: Path, *, fresh: bool) -> str | None:
 
 
 async def key_digest(home: Path) -> bytes:
-    """Returns the digest of the command line's key."""
+    """Returns the digest of the CLI's key."""
     key = await to_thread.run_sync(_read, home / KEY_NAME)
     return digest(key or "")
 

@@ -165,7 +165,7 @@ class HomeLock:
         return f"{path} was removed or replaced, so a second gateway could start here: restart this one."
 
     def write_address(self, address: str) -> None:
-        """Records this gateway's address, for the command line and for processes that cannot take the lock."""
+        """Records this gateway's address, for the CLI and for processes that cannot take the lock."""
         self._holder = msgspec.structs.replace(self._holder, address=address)
         self._write()
 

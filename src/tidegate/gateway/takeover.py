@@ -72,7 +72,7 @@ async def take_over(
 
 
 def _ask_to_stop(home: Path, holder: Holder) -> None:
-    """Requests an orderly stop. If the gateway is already stopping, its turns keep their remaining time."""
+    """Requests a graceful stop. If the gateway is already stopping, its turns keep their remaining time."""
     try:
         ask(home, {"do": "stop", "hurry": False}, within=_ASK_SECONDS)
     except TidegateError:

@@ -2,7 +2,7 @@
 
 The kernel enforces the reserve: the soft limit is lowered by the size of the reserve, so other code cannot use it up.
 `reserve` raises the soft limit for the duration of a block, for requests about the gateway itself; `lift` raises it
-permanently, for an orderly shutdown.
+permanently, for a graceful shutdown.
 """
 
 import resource

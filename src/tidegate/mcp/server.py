@@ -58,7 +58,7 @@ def policy_of(settings: McpSettings) -> RestartPolicy:
     if restart is None:
         restart = "on-failure" if settings.profile == "resilient" else "never"
         if restart == "on-failure" and settings.url:
-            restart = "always"  # idle connections are closed in an orderly way
+            restart = "always"  # idle connections are closed properly
     return RestartPolicy(restart=restart, stop_within=STOP_SECONDS)
 
 

@@ -132,11 +132,11 @@ def revoke(key_id: str, home: Path, as_json: bool) -> None:
     else:
         print(f"Revoked {key_id}." if changed else f"{key_id} was already revoked.")
     if not _is_own_key_valid(api):
-        print(f"This was the command line's key: {another_key(home)}.", file=sys.stderr)
+        print(f"This was the CLI's key: {another_key(home)}.", file=sys.stderr)
 
 
 def _is_own_key_valid(api: "GatewayClient") -> bool:
-    """True if the command line's own key is still valid."""
+    """True if the CLI's own key is still valid."""
     try:
         api.call("GET", "/api/agents")
     except Misconfigured:

@@ -1,6 +1,6 @@
 """Configuration checks that run before a gateway starts.
 
-This module is lightweight: the command line can import it without the packages that the checks need.
+This module is lightweight: the CLI can import it without the packages that the checks need.
 """
 
 from typing import TYPE_CHECKING

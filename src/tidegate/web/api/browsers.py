@@ -16,8 +16,8 @@ class BrowsersAnswer(msgspec.Struct, frozen=True):
 
 
 class Everywhere(msgspec.Struct, frozen=True):
-    """With `everyone`, all users are signed out, which only the owner may do. Otherwise, only your own browsers are
-    signed out."""
+    """If `everyone` is true, all users are signed out, which only the owner may do. Otherwise, only your own browsers
+    are signed out."""
 
     everyone: bool = False
 

@@ -286,7 +286,7 @@ def create_app(
     terminal: bytes = b"",
 ) -> App:
     """Builds the application. Nothing is opened or started. `gauges` returns additional metrics by name; `terminal` is
-    the digest of the command line's key."""
+    the digest of the CLI's key."""
 
     def agents(principal: Principal) -> tuple[str, ...]:
         return tuple(view.name for view in service.agents(principal))

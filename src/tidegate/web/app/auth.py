@@ -25,7 +25,7 @@ from tidegate.store import KeyKind, PrincipalRow, Store, principals
 from tidegate.values import Frozen
 
 KNOWN_CALLERS = 4096
-"""Maximum number of cached callers: more than a gateway has. Each takes only a few hundred bytes."""
+"""Maximum number of cached callers: more than a gateway has. Each caller takes only a few hundred bytes."""
 KNOWN_SECONDS = 30.0
 """Seconds for which a caller is cached. Revocations clear the cache immediately; all other changes take effect within
 this time."""
@@ -56,7 +56,7 @@ class Caller(Frozen, frozen=True):
     key: str
     agents: tuple[str, ...]
     is_terminal: bool = False
-    """True if the key is the home folder's key, which the command line uses."""
+    """True if the key is the home folder's key, which the CLI uses."""
 
     def channel(self, *, attended: bool) -> Literal["http", "page", "terminal"]:
         """Returns the channel for this caller's messages, derived from the credential. For a browser, it is the page.

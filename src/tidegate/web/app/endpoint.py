@@ -64,7 +64,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler | None = None
     """The handler; None if the endpoint is only described here and served elsewhere."""
     access: Right | Literal["anyone", "page"] = "talk"
-    """The right that the endpoint requires. With `page`, anyone may use it, except pages of other origins."""
+    """The right that the endpoint requires. With `page`, anyone may use the endpoint, except pages of other origins."""
     query: Any = None
     body: Any = None
     body_bytes: int | None = None

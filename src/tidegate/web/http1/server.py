@@ -5,7 +5,7 @@ limited to a share of the process's file descriptors. At the limit, the connecti
 closed. If all are busy, a few more are accepted for health checks and get 503 for anything else; further ones wait in
 the kernel's queue.
 
-Stopping is prompt and orderly: no new connections are accepted, idle ones are closed, event streams end, running
+Stopping is prompt and graceful: no new connections are accepted, idle ones are closed, event streams end, running
 requests may finish until the scope's deadline, and then the rest are dropped. When the scope is closed, no connections
 or requests are left.
 """

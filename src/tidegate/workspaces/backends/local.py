@@ -2,7 +2,7 @@
 user.
 
 Each command is the child of its own guardian, from which none of the command's processes can escape. They are all
-killed when the command has ended, on request, and when the gateway has died, however it died. While no command is
+killed when the command has ended, on request, and when the gateway has died for any reason. While no command is
 running, there are no processes. A command has the session's folder to work in, the session's own home and temporary
 folder, and nothing from the gateway's environment. There is no isolation: a command can reach whatever its user can,
 and that is the gateway's user unless it is root. Therefore, this backend is never chosen automatically.
