@@ -14,7 +14,7 @@ from tidegate.web.app.health import LAG_ALLOWED, LAG_EVERY
 CHORES = {
     *("sweep", "expire", "recover", "index", "questions", "tidy", "learn"),
     *("workspaces", "folders", "spool"),
-    *("trim", "memory", "core", "files", "integrity"),
+    *("trim", "memory", "core", "files", "integrity", "servers"),
 }
 """All that a gateway does by itself: one that is missing here or there is noticed."""
 

@@ -247,7 +247,8 @@ async def test_effects_outside_the_sandbox_are_covered_only_by_the_owner(home: P
 async def test_it_survives_restarts_and_kills(
     home: Path, model: ScriptedModel, scope: ApprovalScope, drain: float | None
 ) -> None:
-    """S31, F4: nobody is asked again after a restart, also if the process was killed right after the answer."""
+    """S31, F4: nobody is asked again after a restart, also if the process was killed right after the answer. A kill may
+    interrupt the approved call, which is then not run again."""
     deeds = EffectRecord()
     async with asking(home, model, deeds, drain=drain) as gateway:
         turn, [question] = await ask(gateway, principal=OWNER.id)
@@ -255,7 +256,7 @@ async def test_it_survives_restarts_and_kills(
     async with asking(home, model, deeds) as gateway:
         assert (await gateway.answered(turn)).text == "done"
         assert not await is_asked(gateway)
-        assert len(await stored(gateway)) == 1 and deeds.done == ["a", "b"]
+        assert len(await stored(gateway)) == 1 and deeds.done in (["a", "b"], ["b"])
 
 
 async def test_the_answer_and_the_rule_are_stored_together_or_not_at_all(home: Path, model: ScriptedModel) -> None:
