@@ -1,5 +1,6 @@
 """The page during a restart of its gateway: it reconnects and shows everything once."""
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,3 +140,31 @@ def test_a_turn_whose_events_were_missed_is_shown_in_its_place(page: Page, visit
     page.unroute("**/events")
     expect(page.locator(".banner .note")).to_have_count(0)
     assert answers(page) == ["before", "after"]
+
+
+def test_a_turn_that_ends_before_the_stream_is_open_is_shown(page: Page, visit: Visit) -> None:
+    """S14, S19: it was still running when the page asked for the conversation, and had failed before the stream was
+    open."""
+    send(page, "fail")
+    expect(page.locator(".note.error")).to_have_count(1)
+    page.route("**/events", lambda route: route.abort())
+    page.reload()
+    begun: list[str] = []
+
+    def begin(route: Route) -> None:
+        response = route.fetch()
+        begun.append(response.json()["reply"]["turn"])
+        route.fulfill(response=response)
+
+    def still_running(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, json={**response.json(), "running": begun[-1] if begun else None})
+
+    page.route("**/api/messages", begin)
+    page.route(re.compile(r"/api/sessions/[^/?]+$"), still_running)
+    page.locator(".note.error").get_by_role("button", name="Try again").click()
+    expect(page.locator(".note.reply")).to_contain_text("Trying again")
+    expect(page.locator(".note.error")).to_have_count(0)
+    page.unroute("**/events")
+    expect(page.locator(".note.error")).to_have_count(1)
+    visit.ignore_errors("net::ERR_FAILED")

@@ -34,6 +34,7 @@ export class Conversation {
     this.stream = null;
     this.text = ""; // of the draft, not rendered yet
     this.lastStarted = null; // the last turn that the stream reported
+    this.unanswered = null; // a turn without an answer that may end before the stream opens
     this.timer = 0;
     this.hiding = 0;
   }
@@ -77,9 +78,11 @@ export class Conversation {
         this.change((record) => records.withoutUndone(record, noted, page.rows, page.earlier));
         this.problem.value = "";
       });
-      this.#follow();
-      // The reason for a missing answer is not a row, and its event may have been missed.
+      // The reason for a missing answer is not a row, and its event may have been missed, even if the turn was still
+      // running just now: it may end before the stream opens.
       const turn = records.unanswered(page.rows);
+      this.unanswered = turn;
+      this.#follow();
       if (turn && turn !== view.running) this.#settle(turn);
     } catch (error) {
       this.#failed(error);
@@ -168,7 +171,8 @@ export class Conversation {
       this.problem.value = "";
       this.change(records.reopened);
     });
-    const turns = new Set([unsettled, ...this.record.value.pending.map((item) => item.turn)]);
+    const turns = new Set([unsettled, this.unanswered, ...this.record.value.pending.map((item) => item.turn)]);
+    this.unanswered = null;
     for (const turn of turns) if (turn) this.#settle(turn);
     for (const question of this.record.value.asked) this.#ask(question.id);
     this.on.changed();
